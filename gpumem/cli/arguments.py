@@ -14,6 +14,7 @@ from gpumem._support.sizes import parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.traces import samples
+from gpumem.traces.groups import expressions_of
 
 Command = Callable[..., Any]
 Range = TypeVar("Range", click.IntRange, click.FloatRange)
@@ -55,6 +56,27 @@ def present_device(_: click.Context, __: click.Parameter, name: str | None) -> D
             f"unknown device {name!r}: expected one of {listing}" + (reason and f" ({reason})")
         )
     return device
+
+
+def rule_option(meaning: str) -> Callable[[Command], Command]:
+    """Add ``--rule NAME=REGEX``, which may be repeated; the command receives `rules`."""
+    return click.option(
+        "--rule", "rules", multiple=True, metavar="NAME=REGEX", callback=_rules, help=meaning
+    )
+
+
+def _rules(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    rules = []
+    for text in texts:
+        name, equals, expression = text.partition("=")
+        if not (name and equals and expression):
+            raise click.BadParameter(f"{text!r}: expected NAME=REGEX")
+        rules.append((name, expression))
+    try:
+        expressions_of(rules)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+    return rules
 
 
 def device_option(meaning: str) -> Callable[[Command], Command]:

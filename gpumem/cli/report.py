@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpumem._support.sizes import format_size
-from gpumem.cli.arguments import complete_trace, within
+from gpumem.cli.arguments import complete_trace, rule_option, within
 from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
 from gpumem.report import Report, write_report
 
@@ -27,12 +27,17 @@ from gpumem.report import Report, write_report
     metavar="N",
     help="Index of the only memory to show of a FILE that has several; by default all.",
 )
+@rule_option(
+    "A group that the page shows first: blocks with REGEX in their owner or in a frame of their "
+    'stack, "file:line function"; of several, the first that fits.'
+)
 @json_option
 def report(
     files: tuple[str, ...],
     output: Path | None,
     title: str | None,
     device: int | None,
+    rules: list[tuple[str, str]],
     as_json: bool,
 ) -> None:
     """Write a page that shows FILE: bytes over time, addresses, stacks, owners, leaks, policies.
@@ -46,7 +51,7 @@ def report(
     source = files[0] if len(files) == 1 else files
     try:
         with progress(f"reading {files[0]}") as doing:
-            made = write_report(source, page, title=title, device=device, doing=doing)
+            made = write_report(source, page, title=title, device=device, rules=rules, doing=doing)
     except OSError as error:
         raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
     notice(made.notice)

@@ -27,6 +27,7 @@ from gpumem.traces import Trace, load_traces
 from gpumem.traces.builder import require_device
 from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
+from gpumem.traces.groups import Rules, expressions_of
 
 __all__ = ["Report", "write_report"]
 
@@ -105,6 +106,7 @@ def write_report(
     *,
     title: str | None = None,
     device: int | None = None,
+    rules: Rules = (),
     doing: Callable[[str], None] = lambda what: None,
 ) -> Report:
     """Write a page that shows what a run did with memory, or several runs side by side.
@@ -128,6 +130,10 @@ def write_report(
     device : int, optional
         Index of the only device to show of sources that have several; by default all. A trace has
         one, number 0.
+    rules : sequence of (str, str), optional
+        Name and regular expression of each of the groups that the page shows at first. A block is
+        in the first group with an expression that is found in its owner or in a frame of its
+        stack, ``file:line function``.
     doing : callable, optional
         Called with a description of each step, for progress messages.
 
@@ -146,7 +152,7 @@ def write_report(
         The page cannot be written: `path` is a folder or empty, or its folder is missing or
         read-only, which is checked before a source is read; or the disk is full.
     ConfigError
-        The page is a source.
+        The page is a source, or a rule is not a regular expression.
     TypeError
         An argument of another type.
 
@@ -163,6 +169,7 @@ def write_report(
     ['gpt2_varlen_train', 'multistream_train']
     """
     require("title", title, (str, type(None)), "a str or None")
+    expressions_of(rules)
     target = Path(path)
     alone = isinstance(source, Trace | Snapshot | str | os.PathLike)
     sources = [cast("Source", source)] if alone else list(cast("Sequence[Source]", source))
@@ -181,7 +188,7 @@ def write_report(
     served: list[Policy] = []
     for trace, label in runs:
         ways = list(policies_of(trace, doing))
-        data.append(run_data(trace, ways, label))
+        data.append(run_data(trace, ways, label, rules))
         if trace is first:
             served = ways
     doing("writing the page")

@@ -16,6 +16,7 @@ from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Segments, Trace
+from gpumem.traces.groups import Rules, groups_of
 from gpumem.traces.trace import Frames
 
 
@@ -132,7 +133,13 @@ def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
         yield each
 
 
-def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[str, Any]:
+# The groupings that a page has besides those that it makes of owners, stacks, streams and sizes.
+_GROUPINGS = ["rule", "category", "phase", "function", "file"]
+
+
+def run_data(
+    trace: Trace, served: Sequence[Policy], label: str = "", rules: Rules = ()
+) -> dict[str, Any]:
     """Collect everything that a page draws of one run.
 
     Parameters
@@ -143,6 +150,8 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         The policies to show; the first is drawn first.
     label : str, optional
         Name of the run on the page, next to others.
+    rules : sequence of (str, str), optional
+        Names and regular expressions of groups, as of `groups_of`.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MAX_BLOCKS)
@@ -158,6 +167,8 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
     ends = np.searchsorted(moving, segments.end)
     stack, stacks = _stacks(trace, blocks, kept)
     frames, stack_frames = _frames_of(stacks)
+    wanted = _GROUPINGS if rules else _GROUPINGS[1:]
+    groupings = {by: found for by in wanted if (found := groups_of(trace, by, rules))}
     return {
         "label": label or trace.name,
         "figures": vars(figures_of(trace, blocks)),
@@ -167,7 +178,7 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         "owners": names,
         "frames": frames,
         "ownersNamed": named,
-        "groupings": [],
+        "groupings": {by: groups.names for by, groups in groupings.items()},
         "placed": placed,
         "notice": notice_of(trace),
         "moment": bool(trace.meta.get("moment", False)),
@@ -185,6 +196,10 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
             "owner": column(owner[kept]),
             "offset": column(drawn.offset[: np.count_nonzero(kept)]),
             "rest": column(_rest(blocks, shown)),
+            **{
+                f"by_{by}": column(groups.of[blocks.allocation[kept]])
+                for by, groups in groupings.items()
+            },
             "stack": column(stack),
             "stackSizes": column([len(each) for each in stacks]),
             "stackFrames": column(stack_frames),

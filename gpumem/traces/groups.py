@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._support.arguments import refuse, require_each
 from gpumem._support.texts import shown
 from gpumem.errors import ConfigError
 from gpumem.traces.trace import Details, Frames, Phase, Trace
@@ -16,6 +17,9 @@ from gpumem.traces.trace import Details, Frames, Phase, Trace
 OUTSIDE = "outside of phases"
 NO_STACK = "no stack"
 REST = "no rule"
+
+Rules: TypeAlias = Sequence[tuple[str, str]]
+"""Names and regular expressions of groups."""
 
 
 class Groups(NamedTuple):
@@ -32,9 +36,7 @@ class Groups(NamedTuple):
     names: tuple[str, ...]
 
 
-def groups_of(
-    trace: Trace, by: str = "owner", rules: Sequence[tuple[str, str]] = ()
-) -> Groups | None:
+def groups_of(trace: Trace, by: str = "owner", rules: Rules = ()) -> Groups | None:
     """Group the allocations of a trace.
 
     Parameters
@@ -157,19 +159,29 @@ GROUPINGS: dict[str, Callable[[Trace, Details], Groups | None]] = {
 """Functions that group by each name but "rule"."""
 
 
-def _by_rules(details: Details, rules: Sequence[tuple[str, str]]) -> Groups:
+def expressions_of(rules: Rules) -> list[tuple[str, re.Pattern[str]]]:
+    """Compile rules, or raise TypeError or ConfigError."""
+    found = []
+    for rule in require_each("rules", rules, (tuple, list), "a name and a regular expression"):
+        if len(rule) != 2 or not all(isinstance(part, str) for part in rule):
+            refuse("rule", rule, "two str: a name and a regular expression")
+        name, text = rule
+        try:
+            found.append((name, re.compile(text, re.MULTILINE)))
+        except re.error as error:
+            raise ConfigError(
+                f"invalid rule {shown(name)}: {shown(text)} is not a regular expression: {error}"
+            ) from None
+    return found
+
+
+def _by_rules(details: Details, rules: Rules) -> Groups:
     """Group by the first rule that is found in the owner or the stack."""
     names = {REST: 0}
     of_owner = np.full(len(details.owners), len(rules))
     of_stack = np.full(len(details.stacks) + 1, len(rules))  # the last: no stack
     number = np.zeros(len(rules) + 1, np.int64)
-    for place, (name, text) in reversed(list(enumerate(rules))):
-        try:
-            expression = re.compile(text)
-        except re.error as error:
-            raise ConfigError(
-                f"invalid rule {shown(name)}: {shown(text)} is not a regular expression: {error}"
-            ) from None
+    for place, (_, expression) in reversed(list(enumerate(expressions_of(rules)))):
         of_owner[[*map(bool, map(expression.search, details.owners))]] = place
         texts = (
             "\n".join(f"{file}:{line} {name}" for file, line, name in stack)

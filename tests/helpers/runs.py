@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpumem.traces import Curve, Details, Segments, Trace
+from gpumem.traces.groups import line_of, own_frames
 
 MIB = 1 << 20
 
@@ -78,4 +79,38 @@ def million_events(events: int = 1_000_000, streams: int = 4, seed: int = 7) -> 
         stream=(number % streams),
         time_us=time[order].astype(np.int64),
         name="a million events",
+    )
+
+
+def many_owners(owners: int = 223) -> Trace:
+    """Make a run in which lines of two functions own 1 MiB each, and 20 s pass before them.
+
+    A third of the lines is in ``attend``, the others in ``project``; a ``probe`` owns 4 KiB from
+    the beginning.
+    """
+    probe = (("/job/probe.py", 1, "probe"), ("/job/train.py", 9, "main"))
+    stacks = [probe]
+    for n in range(owners - 1):
+        inner, caller = ("attend", 20) if n % 3 == 0 else ("project", 30)
+        callee = ("/job/nn/block.py", 100 + n, inner)
+        library = ("/lib/torch/nn.py", 7, "call")
+        stacks.append((library, callee, ("/job/model.py", caller, "forward"), probe[1]))
+    names = [line_of(own_frames(stack)[0]) for stack in stacks]
+    number = np.arange(owners)
+    return Trace(
+        action=[0] * owners,
+        block=number,
+        size=[4096, *[MIB] * (owners - 1)],
+        stream=[0] * owners,
+        time_us=[0, *range(20_000_000, 20_000_000 + 1000 * (owners - 1), 1000)],
+        name="many owners",
+        details=Details(
+            address=4096 + number.astype(np.uint64) * MIB,
+            owner=number.astype(np.int32),
+            owners=tuple(names),
+            streams=("legacy default",),
+            held=None,
+            stack=number.astype(np.int32),
+            stacks=tuple(stacks),
+        ),
     )

@@ -5,25 +5,32 @@
 const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "64 KiB to 1 MiB"],
   [8 << 20, "1 to 8 MiB"], [64 << 20, "8 to 64 MiB"], [512 << 20, "64 to 512 MiB"], [Infinity, "512 MiB and more"]];
 
-// The list of groupings. `make` returns the group of each block, and the names of the groups. A page
-// opens with the first `usual` one in which the groups with colours have nine tenths of the peak.
+// The list of groupings. `make` returns the group of each block, and the names of the groups; without it,
+// the file brings them along, if it has them. A page opens with the first `usual` one in which the
+// groups with colours have nine tenths of the peak.
 const GROUPINGS = {
+  rule: { title: "Rules", head: "Rule", usual: true },
+  category: { title: "Categories", head: "Category", usual: true },
   owner: { title: "Owners", head: "Owner", usual: true, make: (run) => [run.owner, run.facts.owners] },
-  frame: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
-  function: { title: "Functions", head: "Function", usual: true, make: (run) => byLine(run, ([file, , name]) => `${name} (${file})`) },
-  file: { title: "Files", head: "File", usual: true, make: (run) => byLine(run, ([file]) => file.split("/").slice(-2).join("/")) },
+  outer: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
+  phase: { title: "Phases", head: "Phase" },
+  function: { title: "Functions", head: "Function", usual: true },
+  file: { title: "Files", head: "File", usual: true },
   stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, stackNames(run)] },
   stream: { title: "Streams", head: "Stream", make: (run) => [run.stream, run.facts.streams] },
   size: { title: "Sizes", head: "Size", usual: true, make: (run) => [run.size.map(sizeClass), SIZE_CLASSES.map(([, name]) => name)] },
 };
 const EXPLAINED = 0.9;
 
-// The groupings of a run: those that its file brings along, such as rules, then those above.
+// The groupings that a run has.
 function groupingsOf(run) {
-  const brought = run.facts.groupings.map(({ by, title, head, names }) =>
-    [by, { title, head, usual: true, make: (each) => [each[`by_${by}`] ?? new Uint8Array(each.blocks), names] }]);
-  const lacks = run.stackSizes.length ? [] : run.facts.ownersNamed ? ["stack"] : ["frame", "function", "file", "stack"];
-  return Object.fromEntries([...brought, ...Object.entries(GROUPINGS).filter(([by]) => !lacks.includes(by))]);
+  const has = { outer: run.facts.ownersNamed || run.stackSizes.length, stack: run.stackSizes.length };
+  const found = Object.entries(GROUPINGS).flatMap(([by, grouping]) => {
+    if (grouping.make) return has[by] ?? true ? [[by, grouping]] : [];
+    const make = ({ facts, blocks, ...columns }) => [columns[`by_${by}`] ?? new Uint8Array(blocks), facts.groupings[by] ?? ["–"]];
+    return by in run.facts.groupings ? [[by, { ...grouping, make }]] : [];
+  });
+  return Object.fromEntries(found);
 }
 
 class Groups {
@@ -58,7 +65,7 @@ function shareOfLargest(sums, most = HUES.light.length) {
 
 // The grouping with which a page opens.
 function usualGrouping(run) {
-  if (run.facts.groupings.length) return run.facts.groupings[0].by;
+  if (run.groupings.rule) return "rule";
   let best = null;
   for (const [by, { usual }] of Object.entries(run.groupings)) if (usual) {
     const groups = new Groups(run, by);
@@ -70,28 +77,6 @@ function usualGrouping(run) {
 
 function sizeClass(size) {
   return SIZE_CLASSES.findIndex(([below]) => size < below);
-}
-
-// By the innermost line of the program, of blocks without a stack by their owner's line.
-function byLine(run, nameOf) {
-  const names = [], numbers = new Map();
-  const number = (name) => {
-    if (!numbers.has(name)) numbers.set(name, names.push(name) - 1);
-    return numbers.get(name);
-  };
-  const ofStack = Array.from(run.stackSizes, (_, stack) => programLines(run, stack + 1)[0]);
-  const ofOwner = run.facts.owners.map(lineOf);
-  const of = Uint32Array.from(run.stack, (stack, b) => {
-    const line = (stack && ofStack[stack - 1]) || ofOwner[run.owner[b]];
-    return number(line ? nameOf(line) : run.facts.owners[run.owner[b]]);
-  });
-  return [of, names];
-}
-
-// The frame that an owner's name tells, if it is a line of a program.
-function lineOf(owner) {
-  const [, name, file, line] = owner.match(/^(.*) \((.*):(\d+)\)$/) ?? [];
-  return file ? [file, Number(line), name] : null;
 }
 
 // A stack by its innermost lines of the program: where it allocates, and for whom.

@@ -258,7 +258,7 @@ class App {
 
   stackedText() {
     const { by, head } = this.groups, text = `Live bytes, stacked by ${head.toLowerCase()}`;
-    if (by !== this.usual || by === "owner" || this.run.groupings[by] !== GROUPINGS[by]) return `${text}.`;
+    if (by !== this.usual || this.owners.share >= EXPLAINED || ["rule", "category", "owner"].includes(by)) return `${text}.`;
     const share = Math.round(100 * this.owners.share);
     return `${text}, because the largest ${HUES.light.length} of ${count(this.owners.count)} owners have only ${share} % of the peak.`;
   }
@@ -289,8 +289,7 @@ class App {
     const powers = Array.from({ length: 41 }, (_, i) => 2 ** i).slice(6);
     choices("least", [[0, "any"], ...powers.map((size) => [size, bytes(size)])]);
     choices("most", [[Infinity, "any"], ...powers.map((size) => [size, bytes(size)])]);
-    const offered = Object.entries({ ...GROUPINGS, ...this.run.groupings });
-    element("by").replaceChildren(...offered.map(([by, { head }]) =>
+    element("by").replaceChildren(...Object.entries(GROUPINGS).map(([by, { head }]) =>
       make("option", { value: by, disabled: !(by in this.run.groupings) }, head.toLowerCase())));
     this.showChoices();
   }

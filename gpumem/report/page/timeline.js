@@ -37,7 +37,8 @@ function timelineChart(app) {
     let sum = 0;
     const rows = shown.colours.flatMap((column, c) => {
       if (at < 0 || !column[at]) return [];
-      const isHere = y >= sum && y < (sum += column[at]);
+      sum += column[at];
+      const isHere = y < sum && y >= sum - column[at];
       const swatch = make("span", { className: "swatch" });
       swatch.style.background = app.theme.hue(c);
       return [[make("span", { className: isHere ? "here" : "" }, swatch, app.groups.colourName(c)), bytes(column[at])]];

@@ -43,7 +43,7 @@ function pathOf(run, b, all) {
   if (stack) return (all ? run.frames(stack) : programLines(run, stack)).map((frame) =>
     ({ key: frameText(frame), name: lineName(frame), title: frameText(frame) })).reverse();
   const owner = run.facts.owners[run.owner[b]];
-  const parts = lineOf(owner) ? [owner] : owner.split(/(?<=[./])(?=.)/);
+  const parts = /:\d+\)$/.test(owner) ? [owner] : owner.split(/(?<=[./])(?=.)/);
   return parts.map((_, at) => parts.slice(0, at + 1).join("")).map((name) => ({ key: name, name: ownerText(name), title: name }));
 }
 

@@ -1,0 +1,200 @@
+"""Groups of many owners, rules, the stacks of a moment, and the owners under the pointer."""
+
+import pytest
+from helpers.runs import MIB, many_owners, small_run, told_run
+
+from gpumem.cli import main
+from gpumem.errors import ConfigError
+from gpumem.report import write_report
+
+CALLED_BY = "forward (model.py:20)", "forward (model.py:30)"
+
+
+@pytest.fixture(scope="session")
+def many_page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("many") / "page.html"
+    write_report([many_owners()], path)
+    return path
+
+
+@pytest.fixture
+def many(open_page, many_page):
+    return open_page(many_page)
+
+
+@pytest.fixture
+def told(open_page, tmp_path):
+    write_report(told_run(), tmp_path / "page.html")
+    return open_page(tmp_path / "page.html")
+
+
+def key(page):
+    """Give the names of the colours and their bytes."""
+    texts = page.text("#key").split("\n")
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def bars(page):
+    """Give the texts of the flame graph's bars, with the part of the width that each has."""
+    return page.browser.evaluate(
+        "Array.from(document.querySelectorAll('#flame button'), bar => [bar.innerText,"
+        " Number((bar.offsetWidth / bar.parentElement.offsetWidth).toFixed(2))])"
+    )
+
+
+def test_page_of_223_owners_opens_with_groups_that_explain_the_peak(many):
+    assert many.browser.evaluate("document.querySelector('#by').value") == "outer"
+    assert key(many) == {
+        CALLED_BY[1]: "148 MiB",
+        CALLED_BY[0]: "74 MiB",
+        "probe (probe.py:1)": "4 KiB",
+    }
+    assert "the largest 10 of 223 owners have only 5 % of the peak" in many.text("#stacked")
+    many.choose("#by", "owner")
+    assert key(many)["others"] == "212 MiB"
+    assert many.link() == "#by=owner"
+
+
+def test_page_of_few_owners_opens_with_them(told):
+    assert told.text("#stacked") == "Live bytes, stacked by owner."
+    assert set(key(told)) == {"weights", "activations", "workspace"}
+
+
+def test_groups_of_owners_without_stacks_are_beginnings_of_their_names(open_page, tmp_path):
+    run = many_owners(61)
+    names = [f"model.{'encoder' if n % 2 else 'decoder'}.{n}" for n in range(61)]
+    details = {**vars(run.details), "owners": tuple(names), "stack": None, "stacks": ()}
+    columns = run.action, run.block, run.size, run.stream, run.time_us
+    write_report(type(run)(*columns, details=type(run.details)(**details)), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert key(page) == {"model.encoder.": "30 MiB", "model.decoder.": "30 MiB"}
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [("function", ["project", "attend", "probe"]), ("file", ["/job/nn/block.py", "/job/probe.py"])],
+)
+def test_functions_and_files_are_groups_that_can_be_shown_alone(
+    open_page, many, many_page, by, names
+):
+    many.choose("#by", by)
+    assert [row[0] for row in many.rows("#groups")] == names
+    many.press("#groups tbody tr:last-child button")
+    assert many.text("#shown").startswith("1 of 223 blocks")
+    assert many.text("#one-group") == f"One {by} \N{MULTIPLICATION SIGN}"
+    again = open_page(many_page, many.link())
+    assert again.text("#shown") == many.text("#shown")
+    again.press("#one-group")
+    assert again.text("#shown").startswith("223 blocks")
+
+
+def test_compared_run_is_divided_into_the_same_outer_frames(open_page, tmp_path):
+    write_report([many_owners(), many_owners(100)], tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    assert [[row[0], *row[2:4]] for row in page.rows("#groups")][:2] == [
+        [CALLED_BY[1], "148 MiB", "66 MiB"],
+        [CALLED_BY[0], "74 MiB", "33 MiB"],
+    ]
+
+
+def test_rules_of_the_command_are_the_groups_that_a_page_opens_with(open_page, tmp_path):
+    run = many_owners()
+    with pytest.raises(ConfigError, match=r"invalid rule 'a': '\(' is not a regular expression"):
+        write_report(run, tmp_path / "page.html", rules=[("a", "(")])
+    with pytest.raises(TypeError, match="two str: a name and a regular expression"):
+        write_report(run, tmp_path / "page.html", rules=[("a", "b", "c")])
+    rules = [("attention", "attend$"), ("blocks", r"block\.py")]
+    write_report(run, tmp_path / "page.html", rules=rules)
+    page = open_page(tmp_path / "page.html")
+    assert key(page) == {"blocks": "148 MiB", "attention": "74 MiB", "no rule": "4 KiB"}
+    assert page.text("#groups-title") == "Rules"
+
+
+@pytest.mark.parametrize(
+    ("rule", "refusal"), [("a=(", "is not a regular expression"), ("a", "expected NAME=REGEX")]
+)
+def test_command_refuses_a_rule_that_is_none(capsys, rule, refusal):
+    assert main(["report", "multistream_train", "--rule", rule]) == 2
+    assert refusal in capsys.readouterr().err
+
+
+def test_pointer_over_bytes_over_time_names_owners_with_their_bytes(told):
+    over = told.box("#timeline .u-over")
+    left, top, width, height = (over[side] for side in ("left", "top", "width", "height"))
+    for x, y, here in [(0.6, 0.9, "weights"), (0.6, 0.6, "activations"), (0.4, 0.9, "weights")]:
+        told.browser.mouse("Moved", left + x * width - 3, top + y * height)
+        told.browser.mouse("Moved", left + x * width, top + y * height)
+        told.browser.settle()
+        assert told.text("#tip .here") == here
+    assert told.text("#tip").split("\n") == [
+        "6 MiB live at 1.600 s", *("activations", "2 MiB"), *("weights", "4 MiB")
+    ]  # fmt: skip
+    told.browser.mouse("Moved", left + width / 2, top - 60)
+    told.browser.settle()
+    assert told.hidden("#tip")
+
+
+def test_stacks_of_the_moment_are_bars_as_wide_as_their_bytes(told):
+    assert bars(told) == [
+        ["all 7 MiB", 1],
+        ["main (train.py:40) 6 MiB", 0.86],
+        ["load (train.py:3) 4 MiB", 0.57],
+        ["forward (model.py:7) 2 MiB", 0.29],
+        ["workspace 1 MiB", 0.14],
+    ]
+    told.press("#moment-last")
+    assert [text for text, _ in bars(told)] == [
+        "all 4 MiB", "main (train.py:40) 4 MiB", "load (train.py:3) 4 MiB"
+    ]  # fmt: skip
+
+
+def test_bar_of_a_frame_is_widened_and_narrowed_and_shows_libraries(told):
+    told.press("#flame button:nth-child(4)")
+    assert bars(told) == [
+        ["all 7 MiB", 1],
+        ["main (train.py:40) 6 MiB", 1],
+        ["forward (model.py:7) 2 MiB", 1],
+    ]
+    told.press("#flame-all")
+    assert bars(told)[3:] == [["call (nn.py:9) 2 MiB", 1]]
+    told.press("#flame button")
+    assert len(bars(told)) == 6
+    box = told.box("#flame button:nth-child(2)")
+    told.browser.mouse("Moved", box["left"] + 20, box["top"] + 9)
+    told.browser.settle()
+    assert told.text("#tip").split("\n")[:3] == ["main (/job/train.py:40)", "Live", "6 MiB, 85.7 %"]
+
+
+def test_page_without_stacks_has_no_flame_graph(open_page, tmp_path):
+    write_report(small_run(), tmp_path / "page.html")
+    assert open_page(tmp_path / "page.html").hidden("#flame-panel")
+
+
+def test_page_begins_where_memory_changes_and_can_be_widened(open_page, many, many_page):
+    assert "223 blocks · 19.9976 s to 20.2210 s" in many.text("#shown")
+    assert many.text("#widen") == "Show the 20.0 s before"
+    assert many.link() == ""
+    many.press("#widen")
+    assert many.text("#shown").startswith("223 blocks · 0.00 s to")
+    assert many.hidden("#widen")
+    assert "from=0" in many.link()
+    assert open_page(many_page, many.link()).text("#shown") == many.text("#shown")
+
+
+def test_page_of_a_run_that_begins_at_once_shows_all_of_it(told):
+    assert "0.000 s to 4.000 s" in told.text("#shown")
+    assert told.hidden("#widen")
+
+
+def test_figures_are_those_of_the_policy_that_is_chosen(open_page, tmp_path):
+    write_report([told_run("before"), told_run("after", more=MIB)], tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    for number, row in enumerate(page.rows("#policies"), 1):
+        page.press(f"#policies tbody tr:nth-child({number}) input")
+        name, _, reserved, share, _ = row
+        figures = page.text("#figures")
+        assert f"Peak reserved\n{reserved}\n{name}" in figures
+        assert f"Reserved / live\n{share}\n" in figures
+        assert page.rows("#runs")[0][4] == reserved
