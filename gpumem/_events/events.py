@@ -44,6 +44,11 @@ kind    action              what happened
                             is in use again
 9       shrink              a shrink has released the requested bytes
 10      reset               the stream was declared to have no unfinished work
+11      phase_begin         a phase of the program began: its name is the tag, its number the
+                            address; of no resource, 65535
+12      phase_end           it ended
+13      category            the tag is the purpose of the block that is live at the address, such as
+                            "parameters"; of no resource
 255     (a part of a name)  below
 ======  ==================  ======================================================================
 
@@ -83,10 +88,15 @@ VERSION = 1
 HEADER_BYTES = 96
 SLOT_BYTES = 48
 
-_NAMES = "alloc free free_requested free_completed failure reserve release move shrink reset"
+_NAMES = (
+    "alloc free free_requested free_completed failure reserve release move shrink reset "
+    "phase_begin phase_end category"
+)
 ACTIONS = dict(enumerate(_NAMES.split(), start=1))
 """Names of the kinds of events."""
 ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE = range(1, 9)
+PHASE_BEGIN, PHASE_END, CATEGORY = range(11, 14)
+NO_RESOURCE = 65535
 ASLEEP = 1  # the stream of a reserve or a release, see above
 
 _PART_OF_A_NAME = 255

@@ -16,9 +16,10 @@ from gpumem._buffer cimport HOOK_OF_RUN, MemoryResource, set_resource_hook
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
-    EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
-    recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
-    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework,
+    EventSource, REC_CATEGORY, REC_FRAMEWORKS, REC_PHASE_BEGIN, REC_PHASE_END, REC_STACKS, REC_TAGS,
+    Recorder, recorder_begin, recorder_define, recorder_end, recorder_file, recorder_finish_file,
+    recorder_free, recorder_mark, recorder_read_ring, recorder_ring, recorder_set_stacks,
+    recorder_thread_id, thread_set_framework,
 )
 from gpumem._support.process cimport interrupt_again, process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
@@ -238,6 +239,43 @@ cdef list native_frame(uint64_t address):
     name = (<bytes>info.dli_sname).decode("utf-8", "replace") if info.dli_sname != NULL else ""
     base = <uintptr_t>(info.dli_saddr if info.dli_sname != NULL else info.dli_fbase)
     return [(<bytes>info.dli_fname).decode("utf-8", "replace"), 0, f"{name}+{address - base:#x}"]
+
+
+# ---- phases and categories -----------------------------------------------------------------------
+
+cdef uint64_t phases_begun = 0      # so far
+
+
+cdef void mark(uint32_t kind, uint64_t address, uint16_t label) noexcept:
+    # With the interpreter lock no recorder in the list ends.
+    cdef PyObject* each = first_active
+    while each != NULL:
+        recorder_mark((<RecorderHandle>each).recorder, kind, address, label)
+        each = (<RecorderHandle>each).next_active
+
+
+def is_recording():
+    """Return whether any recording runs."""
+    return first_active != NULL
+
+
+def begin_phase(uint16_t label):
+    """Write the beginning of a phase with the name of a label; return its number."""
+    global phases_begun
+    phases_begun += 1
+    mark(REC_PHASE_BEGIN, phases_begun, label)
+    return phases_begun
+
+
+def end_phase(uint16_t label, uint64_t number):
+    """Write the end of a phase."""
+    mark(REC_PHASE_END, number, label)
+
+
+def set_category(uint16_t label, addresses):
+    """Write the category of the live blocks at some addresses."""
+    for address in addresses:
+        mark(REC_CATEGORY, address, label)
 
 
 # ---- recorders -----------------------------------------------------------------------------------

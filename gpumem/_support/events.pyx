@@ -21,6 +21,7 @@ cdef extern from "recorder.h" nogil:
     int rec_finish_file(const Recorder*)
     void rec_free(Recorder*)
     void rec_define(Recorder*, uint32_t what, uint32_t number, const char* text, size_t length)
+    void rec_mark(Recorder*, uint32_t kind, uint64_t address, uint16_t label)
     bint rec_read_ring(const Recorder*, uint64_t number, uint64_t* words)
     void rec_set_stacks(uint16_t (*number)(int native) noexcept nogil)
     int32_t rec_thread_id(uint16_t number)
@@ -49,6 +50,7 @@ recorder_end = rec_end
 recorder_finish_file = rec_finish_file
 recorder_free = rec_free
 recorder_define = rec_define
+recorder_mark = rec_mark
 recorder_read_ring = rec_read_ring
 recorder_set_stacks = rec_set_stacks
 recorder_thread_id = rec_thread_id

@@ -1,7 +1,8 @@
 """Shows what memory is used for: events as they happen, and the state at one moment.
 
 `record` writes every allocation, free, growth and failure of one resource or of all into a ring or
-a file, which `read` and ``gpumem replay`` can read; `tag` labels allocations.
+a file, which `read` and ``gpumem replay`` can read; `tag` labels allocations, and `phase` says what
+the program does meanwhile.
 `write_report` shows a recorded run as a page of HTML. `snapshot` returns every region and block as
 they are now.
 
@@ -10,7 +11,7 @@ processes, and `prometheus_text` writes them for Prometheus.
 """
 
 from gpumem._events.events import AllocationEvent, Block, Events, Frame, RecordedResource, read
-from gpumem._events.labels import tag
+from gpumem._events.labels import phase, tag
 from gpumem._snapshots.resources import Region, ResourceSnapshot
 from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
@@ -34,6 +35,7 @@ __all__ = [
     "ResourceSnapshot",
     "Snapshot",
     "SnapshotDiff",
+    "phase",
     "prometheus_text",
     "publish",
     "read",

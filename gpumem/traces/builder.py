@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
+from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, is_sent
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -22,6 +24,7 @@ from gpumem.traces.trace import (
     Curve,
     Details,
     Frames,
+    Phase,
     Segments,
     Trace,
 )
@@ -66,6 +69,9 @@ class TraceBuilder:
         self._stacks: dict[Frames, int] = {}
         self._known_stacks: dict[int, tuple[int, Frames]] = {}  # by the id of the frames kept here
         self._segments = SegmentLog()
+        self._phases: list[list[Any]] = []  # name, events before its begin and its end
+        self._open: dict[Hashable, list[Any]] = {}  # those that have not ended
+        self._category = array("b")  # by block number; -1: not known
 
     def __len__(self) -> int:
         """Events recorded so far."""
@@ -98,6 +104,7 @@ class TraceBuilder:
         self._addresses.append(address & _ADDRESS_BITS)
         self._owner.append(self._owners.setdefault(owner, len(self._owners)))
         self._stack.append(self._stack_number(frames))
+        self._category.append(-1)
         self._append(where, ALLOC, block, size, stream, time_us)
 
     def free_requested(
@@ -149,6 +156,24 @@ class TraceBuilder:
         """Record that an allocation of `nbytes` failed."""
         self._failures.append((len(self), nbytes))
 
+    def phase_begin(self, number: Hashable, name: str) -> None:
+        """Record that a phase began; the number means it until its end."""
+        self._open[number] = [name, len(self), None]
+        self._phases.append(self._open[number])
+
+    def phase_end(self, number: Hashable, name: str) -> None:
+        """Record that a phase ended, which may have begun before the log."""
+        if number not in self._open:  # those that end later are around it
+            self._phases.insert(0, [name, 0, len(self)])
+        else:
+            self._open.pop(number)[2] = len(self)
+
+    def categorize(self, address: int, name: str) -> None:
+        """Record the category of the block that is live at `address`, if there is one."""
+        block, rank = self._live.get(address), RANKS.get(name, -1)
+        if block is not None and rank > self._category[block]:
+            self._category[block] = rank
+
     def _stack_number(self, frames: Frames) -> int:
         if not frames:
             return -1
@@ -194,6 +219,10 @@ class TraceBuilder:
         at = np.array(self._held_at, np.int64)
         held = Curve(at, np.cumsum(self._held, dtype=np.int64))
         asleep = Curve(at, np.cumsum(self._asleep, dtype=np.int64)) if any(self._asleep) else None
+        phases = tuple(self._ended_phases())
+        category = None
+        if phases or max(self._category, default=-1) >= 0:
+            category = self._categories(phases)
         return Details(
             np.array(self._addresses, np.uint64),
             np.array(self._owner, np.int32),
@@ -205,7 +234,28 @@ class TraceBuilder:
             tuple(self._stacks),
             self._segments.columns(),
             asleep,
+            phases,
+            category,
+            CATEGORIES if category is not None else (),
         )
+
+    def _categories(self, phases: tuple[Phase, ...]) -> NDArray[np.int32]:
+        action, block = np.array(self._action), np.array(self._block)
+        begin = np.flatnonzero(action == ALLOC)
+        end = np.full(begin.size, action.size)
+        freed = np.flatnonzero((action == FREE_COMPLETED) & (block != UNKNOWN_BLOCK))
+        end[block[freed]] = freed
+        sent = np.array([*map(is_sent, self._stacks), False])[np.array(self._stack, np.int64)]
+        told, size = np.array(self._category, np.int8), np.array(self._sizes, np.int64)
+        return categories_of((begin, end), size, phases, told, sent, action.size)
+
+    def _ended_phases(self) -> Iterator[Phase]:
+        inside: list[int] = []  # ends of the open ones
+        for name, begin, end in self._phases:
+            last = len(self) if end is None else end
+            inside = [other for other in inside if other > begin]
+            yield Phase(name, begin, last, len(inside))
+            inside.append(last)
 
 
 class SegmentLog:

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from gpumem._events.events import (
     ALLOC,
     ASLEEP,
+    CATEGORY,
     FAILURE,
     FREE_COMPLETED,
     FREE_REQUESTED,
     MAGIC,
     MOVE,
+    NO_RESOURCE,
+    PHASE_BEGIN,
     RELEASE,
     RESERVE,
     Block,
@@ -33,6 +36,7 @@ from gpumem.traces.trace import Frames, Trace
 __all__ = ["MAGIC", "read_recording", "traces_of"]
 
 _PER_THREAD_STREAM = 2
+_EVERY = -2  # the memory of events of the program
 _OLDEST = 1 << 63  # of a block that was allocated before the recording, in nanoseconds
 
 
@@ -85,15 +89,18 @@ def traces_of(
     require("events", events, Events, "Events")
     memories = sorted({resource.memory for resource in events.resources.values()})
     require_device(device, len(memories))
-    records = events.records[events.records["kind"] <= MOVE]
+    kinds = events.records["kind"]
+    is_phase = (kinds >= PHASE_BEGIN) & (kinds <= CATEGORY)
+    records = events.records[(kinds <= MOVE) | is_phase]
     memory_of = {n: memories.index(found.memory) for n, found in events.resources.items()}
+    memory_of[NO_RESOURCE] = _EVERY
     memory = np.array([memory_of.get(n, -1) for n in records["resource"].tolist()], np.int64)
     known = live or events.began_with
     before = _live_before(events, records, known) if known or live is not None else []
     traces = []
     for number in range(len(memories)) if device is None else [device]:
         begun = [row for row in before if memory_of[row.resource] == number]
-        builder = _record(events, records[memory == number], begun)
+        builder = _record(events, records[(memory == number) | (memory == _EVERY)], begun)
         if not len(builder):
             continue
         meta = {
@@ -124,9 +131,27 @@ def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before])
         owner = row.owner or owner_of(0, 0, 0, row.resource)
         where = f"address {row.address:#x}"
         builder.alloc(where, place, row.nbytes, key, began // 1000, owner, row.frames)
+    places = [n << 64 for n in np.unique(records["resource"]).tolist()]
     for slot in records.tolist():
-        _record_event(builder, owner_of, events.stacks, slot)
+        if slot[-1] == NO_RESOURCE:
+            _record_phase(builder, events.tags, places, slot)
+        else:
+            _record_event(builder, owner_of, events.stacks, slot)
     return builder
+
+
+def _record_phase(
+    builder: TraceBuilder, tags: Mapping[int, str], places: Sequence[int], row: tuple[int, ...]
+) -> None:
+    """Record a phase, or a category of the blocks that resources have at an address."""
+    number, kind, name = row[1], row[5], tags.get(row[8], "unnamed")
+    if kind == CATEGORY:
+        for place in places:
+            builder.categorize(place | number, name)
+    elif kind == PHASE_BEGIN:
+        builder.phase_begin(number, name)
+    else:
+        builder.phase_end(number, name)
 
 
 class _Before(NamedTuple):

@@ -304,12 +304,23 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
     owner_leave(&thread->lock);
 }
 
+/* Writes an event of the program, which no resource has: a phase, or a category. Caller keeps the
+ * recorder from ending. */
+static void rec_mark(Recorder *recorder, uint32_t kind, uint64_t address, uint16_t label) {
+    const RecThread *thread = rec_thread();
+    if (thread == NULL || recorder->generation != *rec_process) return;
+    uint64_t words[6] = {rec_now(CLOCK_MONOTONIC) - recorder->began, address, 0,
+                         (uint64_t)REC_NO_RESOURCE << 48, 0,
+                         rec_seal(kind, thread->framework, thread->number, label, 0)};
+    rec_put(recorder, words);
+}
+
 /* ---- event sources -------------------------------------------------------------------------- */
 
 /* Caller holds `rec_lock`. The name is written first, before every event of the source. */
 static int rec_attach(Recorder *recorder, EventSource *source) {
     char text[sizeof(source->memory) + sizeof(source->kind) + sizeof(source->name)];
-    if (recorder->resources >= 65535) return EOVERFLOW;
+    if (recorder->resources >= REC_NO_RESOURCE) return EOVERFLOW;
     char **names = realloc(recorder->names, (recorder->resources + 1) * sizeof(char *));
     if (names == NULL) return ENOMEM;
     recorder->names = names;

@@ -20,7 +20,11 @@ enum {
     REC_MOVE = 8,           /* a page was moved from address `stream` to `address` */
     REC_SHRINK = 9,         /* a shrink released `nbytes` bytes */
     REC_RESET = 10,         /* a stream was declared to have no unfinished work */
+    REC_PHASE_BEGIN = 11,   /* a phase of the program began; its number is the address */
+    REC_PHASE_END = 12,     /* it ended */
+    REC_CATEGORY = 13,      /* the purpose of the block that is live at the address */
     REC_DEFINE = 255,       /* a part of a name */
+    REC_NO_RESOURCE = 65535, /* of events of the program */
     /* Kinds of names. */
     REC_RESOURCES = 1,
     REC_TAGS = 2,

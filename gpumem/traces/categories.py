@@ -1,0 +1,146 @@
+"""Purposes of blocks: as the program recorded them, else by their lives and its phases.
+
+A block that is allocated before a backward pass and freed by it was saved for it. One that a
+backward pass allocates and leaves is a gradient, one that an optimizer leaves is its state, one
+that a forward pass leaves is its output. A temporary one ends where it began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem.traces.groups import innermost
+from gpumem.traces.trace import Frames, Phase
+
+CATEGORIES = (
+    "inputs",
+    "gradients",
+    "optimizer state",
+    "parameters",
+    "activations",
+    "outputs",
+    "temporaries",
+    "workspaces",
+    "communication",
+    "other",
+)
+RANKS = {name: rank for rank, name in enumerate(CATEGORIES[:4])}
+"""Those that a recording tells; of several about one block the last of these counts."""
+INPUTS, GRADIENTS, STATE, _, ACTIVATIONS, OUTPUTS, TEMPORARIES, WORKSPACES, SENT, OTHER = range(10)
+
+_KINDS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (r"\bforward\b", r"\bbackward\b", r"\boptimizer\b(?!.*zero.grad)")
+)
+# PyTorch allocates one for each handle of cuBLAS, and keeps it.
+_CUBLAS_NBYTES = (8_519_680, 33_554_432)
+_SENDERS = re.compile(r"/torch/(distributed|nn/parallel)/")
+
+_Rows = NDArray[np.int64]
+_NEVER = 1 << 62
+
+
+class _Spans:
+    """The phases of one kind that lie in no other one of it."""
+
+    def __init__(self, phases: Sequence[Phase], kind: re.Pattern[str]) -> None:
+        found = sorted((each.begin, each.end) for each in phases if kind.search(each.name))
+        spans: list[tuple[int, int]] = []
+        for begin, end in found:
+            if begin < end and (not spans or end > spans[-1][1]):
+                spans.append((begin, end))
+        self.begin, self.end = np.array([*spans, (_NEVER, _NEVER)], np.int64).T
+
+    def following(self, event: _Rows) -> _Rows:
+        """Return the number of the first span that begins after each event."""
+        return np.searchsorted(self.begin, event, side="right")
+
+    def around(self, event: _Rows) -> _Rows:
+        """Return the number of the span that each event lies in; -1: none."""
+        number = self.following(event) - 1
+        return np.where((number >= 0) & (event < self.end[number]), number, -1)
+
+
+def categories_of(
+    lives: tuple[_Rows, _Rows],
+    size: _Rows,
+    phases: Sequence[Phase],
+    told: NDArray[np.int8],
+    sent: NDArray[np.bool_],
+    events: int,
+) -> NDArray[np.int32]:
+    """Find the category of each allocation, as an index of `CATEGORIES`.
+
+    Parameters
+    ----------
+    lives : (begin, end)
+        As of `Trace.lives`.
+    size : ndarray of int64
+    phases : sequence of Phase
+    told : ndarray of int8
+        The category that the recording has; -1: none.
+    sent : ndarray of bool
+        Whether PyTorch's code of several processes has allocated it.
+    events : int
+    """
+    begin, end = lives
+    stays = end == events
+    if not any(kind.search(phase.name) for kind in _KINDS for phase in phases):
+        phase = np.append(innermost(phases, events), -1)
+        is_inside = (phase[begin] >= 0) & (phase[begin] == phase[end])
+        return np.where(told >= 0, told, np.where(is_inside, TEMPORARIES, OTHER)).astype(np.int32)
+    forward, backward, optimizer = (_Spans(phases, kind) for kind in _KINDS)
+    in_forward, in_backward, in_step = (
+        each.around(begin) for each in (forward, backward, optimizer)
+    )
+    ends_in_forward = in_forward == forward.around(end)
+    # Of those that no pass or step allocates but a forward one.
+    next_backward = backward.following(begin)
+    starts, stops = backward.begin[next_backward], backward.end[next_backward]
+    trains = starts < _NEVER
+    next_forward = forward.begin[forward.following(begin)]
+    prepares = (in_forward < 0) & (next_forward < starts)
+    is_brief = end < backward.begin[np.minimum(next_backward + 1, backward.begin.size - 1)]
+    rules = (
+        (told > INPUTS, told),
+        ((told == INPUTS) & (in_forward < 0) & (in_backward < 0), INPUTS),
+        (sent, SENT),
+        (_is_workspace(stays, size, in_forward, in_backward), WORKSPACES),
+        # Allocated in a backward pass; in a forward pass inside it, a part is computed again.
+        ((in_backward >= 0) & (in_backward != backward.around(end)), GRADIENTS),
+        ((in_backward >= 0) & (in_forward >= 0) & ~ends_in_forward, ACTIVATIONS),
+        (in_backward >= 0, TEMPORARIES),
+        ((in_step >= 0) & (in_step != optimizer.around(end)), STATE),
+        (in_step >= 0, TEMPORARIES),
+        # Before a backward pass.
+        ((in_forward < 0) & ~stays & (end < np.minimum(starts, next_forward)), TEMPORARIES),
+        ((in_forward >= 0) & ~stays & (end < starts) & (trains | ends_in_forward), TEMPORARIES),
+        ((end >= starts) & (end < stops), ACTIVATIONS),
+        (prepares & ~stays & is_brief, INPUTS),
+        ((in_forward >= 0) | (~prepares & trains), OUTPUTS),
+    )
+    found = np.full(begin.size, OTHER, np.int32)
+    for applies, category in reversed(rules):
+        found = np.where(applies, category, found).astype(np.int32)
+    return found
+
+
+def _is_workspace(
+    stays: NDArray[np.bool_], size: _Rows, in_forward: _Rows, in_backward: _Rows
+) -> NDArray[np.bool_]:
+    """Mark the first block of cuBLAS' sizes that stays, of each pass."""
+    found = np.zeros(stays.size, np.bool_)
+    fits = stays & np.isin(size, _CUBLAS_NBYTES)
+    for inside in (in_forward, in_backward):
+        found[np.flatnonzero(fits & (inside >= 0))[:1]] = True
+    return found
+
+
+def is_sent(stack: Frames) -> bool:
+    """Return whether the innermost line of Python is PyTorch's for several processes."""
+    lines = [file for file, line, _ in stack if line and file.endswith(".py")]
+    return bool(lines) and _SENDERS.search(lines[0]) is not None

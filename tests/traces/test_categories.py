@@ -1,0 +1,103 @@
+"""Categories of blocks, by recorded purposes, lives and phases."""
+
+from __future__ import annotations
+
+from gpumem.traces import Trace, TraceBuilder
+
+NN = (("/lib/torch/nn/modules/linear.py", 9, "forward"), ("/job/train.py", 3, "main"))
+DDP = (("/lib/torch/nn/parallel/distributed.py", 9, "_rebuild_buckets"), *NN[1:])
+
+
+def run_of(program: str, nbytes: int = 100) -> Trace:
+    """Make a trace of words: ``+a`` allocates a block a, ``-a`` frees it, ``(x`` begins phase x.
+
+    ``)x`` ends it, ``a=c`` tells the category of a, ``!a`` allocates it by a line of DDP.
+    """
+    builder = TraceBuilder()
+    address = {}
+    for word in program.split():
+        first, name = word[0], word[1:].replace("_", " ")
+        if first in "+!":
+            address[name] = 4096 * (len(builder) + 1)
+            frames = DDP if first == "!" else NN
+            builder.alloc(word, address[name], nbytes, 0, 0, "", frames)
+        elif first == "-":
+            builder.free_completed(word, address[name], 0, 0, 0)
+        elif first == "(":
+            builder.phase_begin(name, name)
+        elif first == ")":
+            builder.phase_end(name, name)
+        else:
+            block, _, category = word.replace("_", " ").partition("=")
+            builder.categorize(address[block], category)
+    return builder.trace("program", {})
+
+
+def told(program: str, nbytes: int = 100) -> str:
+    """Return the categories of a program's blocks, in the order of their allocations."""
+    details = run_of(program, nbytes).details
+    assert details is not None
+    assert details.category is not None
+    return ", ".join(details.categories[number] for number in details.category)
+
+
+def test_a_training_step_has_all_purposes_of_blocks() -> None:
+    step = "+x (forward +a +t -t +out )forward +loss (backward +g +t -t -a )backward"
+    found = told(f"+w w=parameters {step} (optimizer +s +t -t )optimizer -x -out -loss")
+    assert found == (
+        "parameters, inputs, activations, temporaries, outputs, outputs, gradients, temporaries, "
+        "optimizer state, temporaries"
+    )
+
+
+def test_recorded_purposes_precede_lives() -> None:
+    found = told("+x x=inputs (forward +w w=parameters w=inputs )forward (backward -w )backward")
+    assert found == "inputs, parameters"
+
+
+def test_blocks_of_a_forward_pass_are_not_inputs_of_the_next() -> None:
+    assert told("(forward +a )forward (forward a=inputs )forward (backward -a )backward") == (
+        "activations"
+    )
+
+
+def test_a_part_that_is_computed_again_makes_activations() -> None:
+    assert told("(forward )forward (backward (forward +a +t -t )forward -a )backward") == (
+        "activations, temporaries"
+    )
+
+
+def test_outputs_of_inference_outlive_their_forward_pass() -> None:
+    assert told("(forward +t -t +cache )forward (forward -cache +new )forward") == (
+        "temporaries, outputs, outputs"
+    )
+
+
+def test_blocks_before_the_passes_that_stay_are_other() -> None:
+    assert told("+static (forward )forward (backward )backward +late") == "other, other"
+
+
+def test_passes_of_pytorchs_own_names_count() -> None:
+    step = "(##_forward_## +a )##_forward_## (##_backward_## -a )##_backward_##"
+    zero = "(Optimizer.zero_grad#SGD.zero_grad +t )Optimizer.zero_grad#SGD.zero_grad"
+    found = told(f"{step} (Optimizer.step#SGD.step +s )Optimizer.step#SGD.step {zero}")
+    assert found == "activations, optimizer state, other"
+
+
+def test_without_passes_temporaries_begin_and_end_in_one_phase() -> None:
+    assert told("+a (load +b -b +c )load (solve -c )solve -a") == "other, temporaries, other"
+
+
+def test_the_first_block_of_cublas_size_that_stays_is_its_workspace() -> None:
+    step = "(forward +c +d )forward (backward +e +f )backward"
+    assert told(step, 8_519_680) == "workspaces, outputs, workspaces, gradients"
+
+
+def test_lines_of_pytorch_for_several_processes_allocate_for_communication() -> None:
+    assert told("(forward !buckets +a )forward") == "communication, outputs"
+
+
+def test_traces_without_phases_and_purposes_have_no_categories() -> None:
+    details = run_of("+a -a").details
+    assert details is not None
+    assert details.category is None
