@@ -86,9 +86,9 @@ cdef class Buffer:
     cdef bint is_closed
     cdef Uses* uses                     # streams recorded while nothing shared it; NULL: none
     # Work that gpumem queued on its stream and that the CPU waits for before it accesses the bytes.
-    cdef uint32_t queued                # writes so far
-    cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
-    cdef bint being_read                # reads were queued since
+    cdef uint64_t queued                # reads and writes so far
+    cdef uint64_t written               # those up to the last write
+    cdef uint64_t awaited               # more than one of these: the CPU has waited for its work
     cdef Lease* shared                  # NULL until a view shares the memory
 
 # TypeError for an object whose __init__ did not run, or did not call its base's.

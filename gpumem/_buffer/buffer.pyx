@@ -496,7 +496,7 @@ cdef class Buffer:
         resource.order_consumer(self, <CUstream><uintptr_t>stream)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
-                "stream": stream if self.queued or self.being_read else None}
+                "stream": stream if self.queued else None}
 
 
 cdef inline void show_bytes(Py_buffer* view, int flags, uint64_t address, Py_ssize_t* nbytes,

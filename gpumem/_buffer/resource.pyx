@@ -451,7 +451,7 @@ cdef class MemoryResource(ResourceBase):
     cdef int order_view(self, Buffer buffer) except -1:
         # Users wait for their own work on raw bytes: a view of a block that gpumem has queued no
         # work for must not wait for its stream.
-        if buffer.queued == 0 and not buffer.being_read and not has_uses(buffer):
+        if buffer.queued == 0 and not has_uses(buffer):
             return self.before_cpu(buffer)
         return order_host_writing(buffer)
 

@@ -62,12 +62,12 @@ cdef bint has_uses(Buffer buffer) noexcept
 # whether it may write them: queued reads count then, too.
 cdef inline bint host_may_read(Buffer buffer) noexcept:
     # The bytes may also be in use through another buffer.
-    return ((buffer.awaited > buffer.queued
+    return ((buffer.awaited > buffer.written
              and (not buffer.home.queued_uses or not has_uses(buffer)))
             or buffer.block_bytes == 0)
 
 cdef inline bint host_may_write(Buffer buffer) noexcept:
-    return host_may_read(buffer) and (not buffer.being_read or buffer.block_bytes == 0)
+    return host_may_read(buffer) and (buffer.awaited > buffer.queued or buffer.block_bytes == 0)
 
 # Before the CPU reads the bytes, or writes them: wait once for the work that was queued before.
 cdef inline int order_host(Buffer buffer) except -1:

@@ -589,8 +589,8 @@ cdef CUstream own_stream(Buffer buffer) noexcept:
 
 
 cdef int order_host_slowly(Buffer buffer) except -1:
-    # Writes are counted before the wait; the next wait is for those that another thread adds.
-    cdef uint32_t seen = buffer.queued
+    # Accesses are counted before the wait; the next wait is for those that another thread adds.
+    cdef uint64_t seen = buffer.queued
     require_open(buffer)    # this comes first: a wait is useless if the memory is not there
     require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
@@ -598,9 +598,7 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     for use in uses_of(buffer):
         (<QueuedUse>use).event.synchronize()
     forget_done(buffer)
-    buffer.being_read = False
-    if buffer.awaited <= seen:
-        buffer.awaited = seen + 1
+    buffer.awaited = max(buffer.awaited, seen + 1)
     return 0
 
 
@@ -622,7 +620,7 @@ cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=N
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
-    buffer.being_read = True
+    buffer.queued += 1
     return join(buffer, driver_device or own, stream, named)
 
 
@@ -632,6 +630,7 @@ cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_devic
     if buffer.block_bytes == 0:
         return 0
     buffer.queued += 1
+    buffer.written = buffer.queued
     return join(buffer, driver_device or own, stream, named)
 
 
@@ -670,7 +669,7 @@ cdef int order_before(Buffer dst, Buffer src, CUstream stream,
 cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device,
                      object named) except -1:
     cdef bint together = are_together(dst, src) and not is_apart(dst, driver_device, stream, named)
-    src.being_read = True
+    src.queued += 1
     order_written(dst, stream, driver_device, named)
     if not together:
         order_read(src, stream, driver_device, named)

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers.arrays import elements, put
+from helpers.threads import running
 from helpers.waiting import opened_soon, wait_until
 
 import gpumem
@@ -142,6 +143,22 @@ def test_copy_waits_for_readers_of_its_destination(host, stream):
     middle, last = filled(5), filled(0)
     gpumem.copy(last, middle, stream)
     gpumem.copy(middle, np.full(N, 6, np.uint8))  # by the CPU: it must wait for that read
+    assert (last.numpy() == 5).all()
+    assert (middle.numpy() == 6).all()
+
+
+def test_view_that_waited_for_a_write_has_not_waited_for_a_later_read(host, driver):
+    own, reader = gpumem.Stream("host"), gpumem.Stream("host")
+    middle, last = gpumem.empty(N, "u1", memory="host", stream=own), filled(0)
+    with driver.block(own) as write, driver.block(reader) as read:
+        middle.fill(5, own)
+        waits = host.call_count("cuStreamSynchronize")
+        with running(middle.numpy):
+            wait_until(lambda: host.call_count("cuStreamSynchronize") > waits)
+            gpumem.copy(last, middle, reader)
+            write.open()
+        with opened_soon(read):
+            gpumem.copy(middle, np.full(N, 6, np.uint8))  # by the CPU: it must wait for that read
     assert (last.numpy() == 5).all()
     assert (middle.numpy() == 6).all()
 

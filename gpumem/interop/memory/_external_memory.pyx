@@ -126,17 +126,19 @@ cdef void release_kept(void* owner) noexcept nogil:
 
 cdef Buffer buffer_over(ExternalMemory memory, MemoryResource home, uint64_t address,
                         uint64_t nbytes):
+    # The caller may have run other code since it looked; until the memory is retained none runs.
+    cdef Mapping* mapping = require_open(memory)
     cdef KeptMapping* kept = <KeptMapping*>malloc(sizeof(KeptMapping))
     cdef Buffer buffer
     if kept == NULL:
         raise MemoryError("out of host memory while creating a buffer over imported memory")
     # The current point: a later `set_ready` is for later buffers.
-    kept.mapping = memory.mapping
+    kept.mapping = mapping
     kept.ready = NULL
     if memory.ready is not None:
         Py_INCREF(memory.ready)
         kept.ready = <PyObject*>memory.ready
-    mapping_retain(memory.mapping)
+    mapping_retain(mapping)
     # Block bytes are never 0: an empty buffer keeps the mapping, too.
     buffer = buffer_of(home, address, nbytes, nbytes or 1, <uintptr_t>kept, 0)
     if memory.ready is None:
@@ -301,7 +303,6 @@ cdef class ExternalMemory:
         rank = len(layout.shape)
         if stream is not None:
             home = ImportedMemory(self.memory, self.home.is_read_only, stream)
-        require_open(self)      # again: reading the arguments may have run other code
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
             lengths[i] = length
             steps[i] = step
@@ -416,18 +417,17 @@ cdef class ExternalMemory:
         """
         cdef CUresult code = CUDA_SUCCESS
         cdef const char* call = "cuCtxPushCurrent"
-        cdef Mapping* mapping = self.mapping
+        cdef Mapping* mapping
         cdef bint interrupted = False
         cdef uint64_t until
         seconds = 0 if timeout is None else seconds_of(timeout)
-        if mapping == NULL:
-            return
         # Polled: the last export may end on a thread without the interpreter lock.
         deadline = time.monotonic() + seconds
-        while (self.mapping != NULL and (self.exports or mapping_holds_caller(mapping))
+        while (self.mapping != NULL and (self.exports or mapping_holds_caller(self.mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)
-        if timeout is not None and not self.exports:
+        mapping = self.mapping      # NULL: closed, before or by another thread during the wait
+        if mapping != NULL and timeout is not None and not self.exports:
             # Queries, because the driver's own wait, which its release begins with, has no bound.
             until = <uint64_t>(min(max(deadline, 0), MAX_SECONDS) * 1e9)
             mapping_retain(mapping)         # another thread may close it during the wait
@@ -438,7 +438,7 @@ cdef class ExternalMemory:
                 raise_interrupt()
         if self.exports:
             wait_for_releases()             # a copy that is done may not have released it yet
-        if self.mapping == NULL:            # another thread closed it during the wait
+        if self.mapping == NULL:
             return
         if self.exports:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas; "
