@@ -176,3 +176,104 @@ def test_every_control_can_have_the_focus(wide):
              .map(found => found.outerHTML)"""
     )
     assert unreachable == []
+
+
+NARROW, WIDE = 420, 1400
+
+
+@pytest.fixture
+def sized(open_page, tmp_path):
+    """Open a page of two runs with a stream and owners of usual names, at a width."""
+    run = told_run("before")
+    owners = (
+        "__init__ (/job/model/attention.py:120)",
+        "scaled_dot_product (/job/model/attention.py:77)",
+    )
+    details = {**vars(run.details), "owners": (*owners, "layer.11.bias")}
+    details["streams"] = ("legacy default", "a stream with a long name")
+    columns = run.action, run.block, run.size, run.stream, run.time_us
+    write_report(Trace(*columns, name="run", details=Details(**details)), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+
+    def resize(width):
+        page.browser.resize(width)
+        return page
+
+    yield resize
+    page.browser.resize(1280)
+
+
+def test_filters_are_one_row_of_a_wide_page(sized):
+    page = sized(WIDE - 15)  # with a scrollbar
+    middles = """Array.from(document.querySelectorAll('#filters > *')).map(found => {
+        const {top, bottom} = found.getBoundingClientRect(); return Math.round((top + bottom) / 2);
+    })"""
+    page.choose("#by", "function")
+    page.press("#groups tbody button")
+    assert not page.hidden("#one-group")
+    assert len(set(page.browser.evaluate(middles))) == 1
+
+
+def test_owners_of_a_narrow_page_break_between_words_only(sized):
+    page = sized(NARROW)
+    broken = """Array.from(document.querySelectorAll('#groups .word, #leaks .word'))
+        .filter(word => word.getClientRects().length > 1 || word.offsetHeight > 25)
+        .map(word => word.innerText)"""
+    assert page.browser.evaluate("document.querySelectorAll('#groups .word').length") == 5
+    assert page.browser.evaluate(broken) == []
+
+
+def test_words_that_are_too_long_break_after_punctuation(wide):
+    # Each letter of a word has a box of its own; a line begins where the next box is lower.
+    lines = wide.browser.evaluate(
+        """Array.from(document.querySelectorAll('#groups .word')).flatMap(word => {
+             const found = [], walk = document.createTreeWalker(word, NodeFilter.SHOW_TEXT);
+             let text = '', below = null;
+             for (let node = walk.nextNode(); node; node = walk.nextNode())
+               for (let i = 0; i < node.length; i++) {
+                 const range = document.createRange();
+                 range.setStart(node, i); range.setEnd(node, i + 1);
+                 const {top} = range.getBoundingClientRect();
+                 if (below !== null && top > below + 4) { found.push(text); text = ''; }
+                 below = top; text += node.data[i];
+               }
+             return found;
+           })"""
+    )
+    assert lines
+    assert all(line[-1] in "/._:" for line in lines), lines
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_streams_and_their_peaks_are_named_beside_their_lanes(sized, width):
+    page = sized(width)
+    # The canvas is cut at its left edge: a name that does not fit has ink there.
+    page.browser.evaluate(
+        """(() => {
+             const draw = CanvasRenderingContext2D.prototype.fillText;
+             window.drawn = [];
+             CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+               if (this.canvas.closest('#lanes')) {
+                 const {width} = this.measureText(text);
+                 drawn.push([text, this.textAlign === 'right' ? x - width : x, x]);
+               }
+               return draw.call(this, text, x, y);
+             };
+           })()"""
+    )
+    page.press("#reset")
+    drawn = page.browser.evaluate("window.drawn")
+    left = page.browser.evaluate(
+        "document.querySelector('#lanes .u-over').offsetLeft * devicePixelRatio"
+    )
+    names = {text: (begin, end) for text, begin, end in drawn}
+    for text in (
+        "legacy default",
+        "\N{LESS-THAN OR EQUAL TO} 6 MiB",
+        "\N{LESS-THAN OR EQUAL TO} 1 MiB",
+    ):
+        begin, end = names[text]
+        assert begin >= 0, text
+        assert end < left, text  # where no moment's line is
+    assert any(text.startswith("a stream") and text.endswith("…") for text in names)
+    assert all(begin >= 0 for begin, _ in names.values())

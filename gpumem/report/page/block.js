@@ -44,7 +44,7 @@ function showBlock(app) {
   element("block-title").textContent = blockTitle(app, b);
   element("block-facts").replaceChildren(...definitions(blockFacts(app, b)).children);
   const frames = run.frames(run.stack[b]);
-  element("block-stack").replaceChildren(...frames.map(([file, line, name]) =>
+  element("block-stack").replaceChildren(...frames.map(({ file, line, name }) =>
     make("li", { className: line ? "" : "native" }, make("b", {}, name), " ", make("span", {}, line ? `${file}:${line}` : file))));
   element("block-without").hidden = frames.length > 0;
   element("block-of-stack").hidden = !frames.length;

@@ -7,13 +7,14 @@ const MIN_BAR = 4; // pixels; narrower bars are left out
 
 function flameView(app) {
   const place = element("flame"), all = element("flame-all");
-  let widened = []; // keys of the frames down to the one that has the whole width
+  let widened = []; // titles of the frames down to the one that has the whole width
   let nodes = []; // of the bars, in their order
+  let least = 0; // of the width, of a bar that is drawn
   const nodeOf = (event) => nodes[event.target.closest("button")?.dataset.node];
   all.addEventListener("change", () => app.later(app.drawMoment));
   place.addEventListener("click", (event) => {
     widened = [];
-    for (let node = nodeOf(event); node?.caller; node = node.caller) widened.unshift(node.key);
+    for (let node = nodeOf(event); node?.caller; node = node.caller) widened.unshift(node.title);
     app.later(app.drawMoment);
   });
   place.addEventListener("mouseleave", hideTip);
@@ -26,9 +27,9 @@ function flameView(app) {
 
   // Draw a node and those below it; return the last row.
   function draw(node, left, width, row, onPath) {
-    const bar = make("button", { type: "button" }, `${node.name}  ${bytes(node.bytes)}`);
+    const bar = make("button", { type: "button" }, `${node.label}  ${bytes(node.bytes)}`);
     bar.dataset.node = nodes.push(node) - 1;
-    const tint = app.theme.tint(node.colours.indexOf(Math.max(...node.colours)));
+    const tint = app.theme.tint(node.colours ? node.colours.indexOf(Math.max(...node.colours)) : -1);
     bar.style.cssText = `left:${100 * left}%;width:${100 * width}%;top:${row * BAR_HEIGHT}px;background:${tint}`;
     place.append(bar);
     const next = onPath && node.children.get(widened[row]);
@@ -36,7 +37,7 @@ function flameView(app) {
     let last = row;
     for (const child of Array.from(node.children.values()).sort((a, b) => b.bytes - a.bytes)) {
       const share = (width * child.bytes) / node.bytes;
-      if (share * place.clientWidth >= MIN_BAR) last = Math.max(last, draw(child, left, share, row + 1, false));
+      if (share >= least) last = Math.max(last, draw(child, left, share, row + 1, false));
       left += share;
     }
     return last;
@@ -50,6 +51,7 @@ function flameView(app) {
       const hadFocus = place.contains(document.activeElement);
       place.replaceChildren();
       nodes = [];
+      least = MIN_BAR / Math.max(1, place.clientWidth);
       const colourOf = (b) => groups.colour[groups.of[b]];
       const rows = draw(callTree(run, run.liveAt(moment), { all: all.checked, colourOf }), 0, 1, 0, true);
       place.style.height = `${(rows + 1) * BAR_HEIGHT}px`;

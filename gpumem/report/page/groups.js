@@ -78,33 +78,3 @@ function usualGrouping(run) {
 function sizeClass(size) {
   return SIZE_CLASSES.findIndex(([below]) => size < below);
 }
-
-// A stack by its innermost lines of the program: where it allocates, and for whom.
-function stackNames(run) {
-  const names = ["no stack"];
-  for (let stack = 1; stack <= run.stackSizes.length; stack++) {
-    names.push(programLines(run, stack).slice(0, 3).map((frame, at) => (at ? shortName(frame[2]) : lineName(frame))).join(" ← "));
-  }
-  return names;
-}
-
-// The lines of Python outside of libraries in a stack, the innermost first; if there are none, all
-// lines of Python, else all frames.
-function programLines(run, stack) {
-  const frames = run.frames(stack);
-  const lines = frames.filter(([file, line]) => line && file.endsWith(".py"));
-  const own = lines.filter(([file]) => !/\/(torch|site-packages|dist-packages|gpumem|python3[.\d]*)\//.test(file));
-  return [own, lines, frames].find((each) => each.length) ?? [];
-}
-
-function lineName([file, line, name]) {
-  return line ? `${shortName(name)} (${baseName(file)}:${line})` : shortName(name);
-}
-
-function shortName(name) {
-  return name.replace(/^.*<locals>\./, "");
-}
-
-function baseName(file) {
-  return file.slice(file.lastIndexOf("/") + 1);
-}

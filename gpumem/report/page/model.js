@@ -27,6 +27,7 @@ class Run {
     for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
     for (let s = 0; s < this.segments; s++) this.top = Math.max(this.top, this.segmentOffset[s] + this.segmentSize[s]);
     this.stackStarts = startsOf(this.stackSizes);
+    this.listed = facts.frames.map(frameOf);
     this.groupings = groupingsOf(this);
     this.select(NO_FILTER);
     this.all = this.live;
@@ -72,7 +73,7 @@ class Run {
   search(text) {
     const has = (name) => name.toLowerCase().includes(text);
     const owners = this.facts.owners.map(has), streams = this.facts.streams.map(has);
-    const frames = this.facts.frames.map((frame) => has(frameText(frame)));
+    const frames = this.listed.map(({ title }) => has(title));
     const stacks = Array.from({ length: this.stackSizes.length + 1 }, (_, number) =>
       this.frameNumbers(number).some((frame) => frames[frame]));
     const place = /^0x[0-9a-f]+$/.test(text) ? this.place(BigInt(text)) : -1;
@@ -88,7 +89,7 @@ class Run {
     return Array.from(this.stackFrames.subarray(first, first + this.stackSizes[stack - 1]));
   }
 
-  frames(stack) { return this.frameNumbers(stack).map((number) => this.facts.frames[number]); }
+  frames(stack) { return this.frameNumbers(stack).map((number) => this.listed[number]); }
 
   // Bytes held from the driver at each move, under one policy.
   heldBy(policy) {
@@ -323,8 +324,4 @@ function startsOf(sizes) {
   const starts = new Uint32Array(sizes.length);
   for (let i = 1; i < sizes.length; i++) starts[i] = starts[i - 1] + sizes[i - 1];
   return starts;
-}
-
-function frameText([file, line, name]) {
-  return line ? `${name} (${file}:${line})` : `${name} (${file})`;
 }

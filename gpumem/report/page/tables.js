@@ -87,8 +87,7 @@ function compareCells(app, name, here) {
   return [cell(bytes(there)), cell(more ? `${more > 0 ? "+" : ""}${bytes(more)}` : "same", more > 0 ? "more" : more < 0 ? "less" : "")];
 }
 
-function ownerCell(app, owner) {
-  const name = app.run.facts.owners[owner];
+function wordsCell(name) {
   return make("td", { className: "words" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
 }
 
@@ -121,8 +120,8 @@ function leaksTable(app) {
   const shown = app.allLeaks ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);
   const rows = shown.map((b) => make("tr", {},
     make("th", { scope: "row" }, make("span", { className: "name" }, blockButton(app, b))),
-    ...(named ? [ownerCell(app, run.owner[b])] : []),
-    cell(run.facts.streams[run.stream[b]], "words"),
+    ...(named ? [wordsCell(run.facts.owners[run.owner[b]])] : []),
+    wordsCell(run.facts.streams[run.stream[b]]),
     cell(run.address(b)),
     cell(app.moveText(run.begin[b]))));
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(5, "No block was left.");

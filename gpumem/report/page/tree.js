@@ -2,35 +2,40 @@
 // The root is outside of the program; each node is a frame, called by the one above it. Blocks without
 // a stack are below the beginnings of their owner's name, such as "model." and "model.layer".
 
-// The tree above some blocks, with the bytes of each colour below each node.
-function callTree(run, blocks, { all = false, colourOf = () => 0, weigh = (b) => run.size[b] } = {}) {
-  const root = treeNode({ key: "", name: "all", title: "" }, null);
-  const paths = new Map(); // by stack or owner: the nodes from the root to the innermost frame
+// The tree above some blocks, with the bytes below each node, of each colour, too, if blocks have one.
+function callTree(run, blocks, { all = false, colourOf, weigh = (b) => run.size[b] } = {}) {
+  const root = treeNode({ title: "", label: "all" }, null);
+  const ends = new Map(); // by stack or owner: the innermost nodes
   for (const b of blocks) {
-    const key = pathKey(run, b);
-    if (!paths.has(key)) paths.set(key, descend(root, pathOf(run, b, all)));
-    const nodes = paths.get(key), weight = weigh(b), colour = colourOf(b);
-    for (const node of nodes) {
-      node.bytes += weight;
-      node.colours[colour] += weight;
-    }
-    nodes[nodes.length - 1].own += weight;
+    const key = pathKey(run, b), weight = weigh(b);
+    if (!ends.has(key)) ends.set(key, descend(root, pathOf(run, b, all)));
+    const end = ends.get(key);
+    end.own += weight;
+    if (colourOf) (end.colours ??= new Float64Array(HUES.light.length + 1))[colourOf(b)] += weight;
   }
+  sumUp(root);
   return root;
 }
 
-function treeNode(frame, caller) {
-  return { ...frame, caller, bytes: 0, own: 0, children: new Map(), colours: new Float64Array(HUES.light.length + 1) };
+function treeNode({ title, label }, caller) {
+  return { title, label, caller, bytes: 0, own: 0, colours: null, children: new Map() };
 }
 
-function descend(root, path) {
-  const nodes = [root];
+function descend(node, path) {
   for (const frame of path) {
-    const { children } = nodes[nodes.length - 1];
-    if (!children.has(frame.key)) children.set(frame.key, treeNode(frame, nodes[nodes.length - 1]));
-    nodes.push(children.get(frame.key));
+    if (!node.children.has(frame.title)) node.children.set(frame.title, treeNode(frame, node));
+    node = node.children.get(frame.title);
   }
-  return nodes;
+  return node;
+}
+
+function sumUp(node) {
+  node.bytes = node.own;
+  for (const child of node.children.values()) {
+    sumUp(child);
+    node.bytes += child.bytes;
+    if (child.colours) node.colours = child.colours.map((value, colour) => value + (node.colours?.[colour] ?? 0));
+  }
 }
 
 function pathKey(run, b) {
@@ -40,11 +45,10 @@ function pathKey(run, b) {
 // The frames of a block's stack, the outermost first: those of the program, or all.
 function pathOf(run, b, all) {
   const stack = run.stack[b];
-  if (stack) return (all ? run.frames(stack) : programLines(run, stack)).map((frame) =>
-    ({ key: frameText(frame), name: lineName(frame), title: frameText(frame) })).reverse();
+  if (stack) return (all ? run.frames(stack) : programLines(run, stack)).toReversed();
   const owner = run.facts.owners[run.owner[b]];
   const parts = /:\d+\)$/.test(owner) ? [owner] : owner.split(/(?<=[./])(?=.)/);
-  return parts.map((_, at) => parts.slice(0, at + 1).join("")).map((name) => ({ key: name, name: ownerText(name), title: name }));
+  return parts.map((_, at) => parts.slice(0, at + 1).join("")).map((name) => ({ title: name, label: ownerText(name) }));
 }
 
 // ---- groups by outer frame ---------------------------------------------------------------------
@@ -56,8 +60,8 @@ function byOuterFrame(run, like) {
   const nodes = Array.from(cutTree(tree).keys());
   const numbers = new Map(nodes.map((node, number) => [node, number]));
   const counts = new Map();
-  for (const { name } of nodes) counts.set(name, (counts.get(name) ?? 0) + 1);
-  const names = nodes.map(({ name, caller }) => (counts.get(name) > 1 && caller?.caller ? `${name} ← ${caller.name}` : name));
+  for (const { label } of nodes) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const names = nodes.map(({ label, caller }) => (counts.get(label) > 1 && caller?.caller ? `${label} ← ${caller.label}` : label));
   const groups = new Map(); // by stack or owner
   const of = Uint32Array.from({ length: run.blocks }, (_, b) => {
     const key = pathKey(run, b);
@@ -89,8 +93,8 @@ function cutTree(root) {
 // The number of the innermost node of a path that has one.
 function groupOf(path, tree, numbers) {
   let node = tree, found = numbers.get(tree);
-  for (const { key } of path) {
-    node = node.children.get(key);
+  for (const { title } of path) {
+    node = node.children.get(title);
     if (!node) break;
     found = numbers.get(node) ?? found;
   }
