@@ -21,6 +21,7 @@ from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import shown
 from gpumem.device import _open_any, devices, driver_status
+from gpumem.errors import ClosedError
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ cdef class Registration:
 
     Attributes
     ----------
-    address, nbytes : int
+    nbytes : int
         The registered bytes.
 
     Examples
@@ -176,6 +177,13 @@ cdef class Registration:
         raise TypeError("a Registration is made by a buffer's register()")
 
     @property
+    def address(self):
+        """Address of the first registered byte. ClosedError once it is released."""
+        if self.home is None:
+            raise ClosedError("this registration is released")
+        return self.start
+
+    @property
     def released(self):
         """Whether `release` was called."""
         return self.home is None
@@ -194,7 +202,7 @@ cdef class Registration:
         self.release()
 
     def __repr__(self):
-        where = f"of {format_size(self.nbytes)} at {self.address:#x}"
+        where = f"of {format_size(self.nbytes)} at {self.start:#x}"
         state = "released" if self.released else where
         return f"<gpumem.interop.Registration {state}>"
 
@@ -214,7 +222,7 @@ def hold(Buffer buffer not None):
     cdef Registration registration = Registration.__new__(Registration)
     registration.share = buffer_share(buffer)
     registration.home = buffer.home.registrar()
-    registration.address = buffer.address
+    registration.start = buffer.address
     registration.nbytes = buffer.requested_bytes
     registration.holds_pages = buffer.home.place_of(buffer) == PLACE_SLEEPS
     count(registration.home, registration.holds_pages, 1)

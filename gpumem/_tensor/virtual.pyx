@@ -49,10 +49,14 @@ cdef class SpanMemory(MemoryResource):
     """The resource of buffers over a virtual tensor; it allocates from the tensor's arena."""
 
     cdef Arena arena
-    cdef ArenaSpan* span        # lives as long as one of the buffers
+    cdef ArenaSpan* span        # a reference; NULL: none was opened
     cdef uint64_t row_nbytes
     cdef object lock            # no callback is called under it
     cdef list edges             # where committed rows begin and end, in turn
+
+    def __dealloc__(self):
+        if self.span != NULL:
+            span_drop(self.span)
 
     @property
     def closed(self):
@@ -232,14 +236,10 @@ cdef class VirtualTensor:
     cdef object pressure
     cdef SpanMemory home
     cdef ElementType element
-    cdef ArenaSpan* span
+    cdef ArenaSpan* span        # of `home`
     cdef uint64_t max_rows
     cdef uint32_t slot
     cdef object __weakref__
-
-    def __dealloc__(self):
-        if self.span != NULL:
-            span_drop(self.span)
 
     # ---- what it is ------------------------------------------------------------------------------
 
@@ -693,6 +693,7 @@ cdef class VirtualTensor:
             if status != ARENA_OK:
                 raise_status(self.arena, 0, 0, self.slot, status)
             self.home.edges = []
+        self.full.buffer.close()
 
     def __enter__(self):
         return self
@@ -785,12 +786,12 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
     slot_retain(arena.core, made.slot)
     nbytes = round_to_granule(made.max_rows * made.row_nbytes)
     with nogil:
-        status = span_open(arena.core, nbytes, page, made.slot, &made.span)
+        status = span_open(arena.core, nbytes, page, made.slot, &made.home.span)
     slot_drop(arena.core, made.slot)
     if status != ARENA_OK:
-        made.span = NULL
+        made.home.span = NULL
         raise_status(arena, nbytes, 0, made.slot, status)
-    made.home.span = made.span
+    made.span = made.home.span
     made.full = made.tensor_of(0, 0, made.max_rows)
     made.on_pressure = on_pressure
     made.commit(committed)

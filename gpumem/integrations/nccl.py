@@ -114,8 +114,8 @@ class NcclRegistration(Uncopied):
 
     Attributes
     ----------
-    address, nbytes : int
-        The registered block.
+    nbytes : int
+        Bytes of the registered block.
     """
 
     def __init__(self, buffer: Buffer, communicators: list[_Communicator]) -> None:
@@ -124,7 +124,7 @@ class NcclRegistration(Uncopied):
             communicator.require_device(library, buffer)
         self._kept = buffer.register()
         self._resource = buffer.resource
-        self.address, self.nbytes = self._kept.address, self._kept.nbytes
+        self.nbytes = self._kept.nbytes
         self._held: list[tuple[_Communicator, int]] = []
         _registrations.add(self)
         try:
@@ -134,6 +134,11 @@ class NcclRegistration(Uncopied):
         except BaseException:
             self.release()
             raise
+
+    @property
+    def address(self) -> int:
+        """Address of the registered block. ClosedError once it is released."""
+        return self._kept.address
 
     @property
     def released(self) -> bool:

@@ -92,11 +92,17 @@ def test_address_of_a_closed_owner_is_refused(arena):
     tensor = buffer.tensor(16, "f4")
     cache = arena.virtual(8, "f4")
     array = tensor.numpy()  # keeps the memory, not the name for it
-    buffer.close()
-    buffer.close()
-    cache.close()
-    for owner in (buffer, tensor, tensor[2:], cache):
-        with pytest.raises(ClosedError, match="closed"):
-            owner.ptr  # noqa: B018
+    registration, pool = buffer.register(), gpumem.DriverPool("host")
+    opened = Body("imported memory")
+    opened.let_go()
+    for owner in (buffer, buffer, cache, opened.opened, pool):
+        owner.close()
+    registration.release()
+    full = cache.full
+    owners = (buffer, tensor, tensor[2:], cache, full, full[1:], full.buffer, opened.opened)
+    for owner in (*owners, pool, registration):
+        name = {pool: "handle", registration: "address"}.get(owner, "ptr")
+        with pytest.raises(ClosedError, match="closed|released"):
+            getattr(owner, name)
         assert "gpumem." in repr(owner)
     assert (buffer.nbytes, tensor.shape, len(array)) == (64, (16,), 16)

@@ -119,6 +119,18 @@ def test_rows_are_held_while_a_copy_reads_them(cache, host, make_arena):
     del rows
 
 
+def test_resource_of_a_closed_buffer_is_that_of_its_tensor_for_good(arena):
+    cache = arena.virtual((8, MIB), "uint8", committed=1)
+    buffer = cache.tensor().buffer
+    buffer.close()
+    cache.close()
+    del cache
+    others = []
+    for _ in range(20):  # each forgets ended ones, and takes their place
+        others.append(arena.virtual((8, MIB), "uint8", committed=1))
+    assert buffer.resource.closed
+
+
 def test_use_of_full_of_a_closed_or_ended_tensor(arena):
     cache = arena.virtual((8, MIB), "uint8", committed=1)
     full = cache.full
