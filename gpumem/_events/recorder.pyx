@@ -254,9 +254,9 @@ cdef void mark(uint32_t kind, uint64_t address, uint16_t label) noexcept:
         each = (<RecorderHandle>each).next_active
 
 
-def is_recording():
-    """Return whether any recording runs."""
-    return first_active != NULL
+def current_recording():
+    """Return the number of the recording that began last; 0 while none runs."""
+    return begun if first_active != NULL else 0
 
 
 def begin_phase(uint16_t label):

@@ -105,6 +105,7 @@ def categories_of(
     next_forward = forward.begin[forward.following(begin)]
     prepares = (in_forward < 0) & (next_forward < starts)
     is_brief = end < backward.begin[np.minimum(next_backward + 1, backward.begin.size - 1)]
+    steps = (in_step >= 0) & (in_forward < 0)  # an optimizer may compute the loss again
     rules = (
         (told > INPUTS, told),
         ((told == INPUTS) & (in_forward < 0) & (in_backward < 0), INPUTS),
@@ -114,8 +115,8 @@ def categories_of(
         ((in_backward >= 0) & (in_backward != backward.around(end)), GRADIENTS),
         ((in_backward >= 0) & (in_forward >= 0) & ~ends_in_forward, ACTIVATIONS),
         (in_backward >= 0, TEMPORARIES),
-        ((in_step >= 0) & (in_step != optimizer.around(end)), STATE),
-        (in_step >= 0, TEMPORARIES),
+        (steps & (in_step != optimizer.around(end)), STATE),
+        (steps, TEMPORARIES),
         # Before a backward pass.
         ((in_forward < 0) & ~stays & (end < np.minimum(starts, next_forward)), TEMPORARIES),
         ((in_forward >= 0) & ~stays & (end < starts) & (trains | ends_in_forward), TEMPORARIES),

@@ -54,10 +54,10 @@ from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework
-from gpumem.integrations.torch import _allocator, _hooks
+from gpumem.integrations.torch import _allocator, _hooks, _phases
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
 
-__all__ = ["TorchStatus", "disable", "enable", "status", "using"]
+__all__ = ["TorchStatus", "disable", "enable", "record_phases", "status", "using"]
 
 MODES = ("auto", "full", "pool")
 
@@ -198,6 +198,25 @@ def using(
     ``mode="full"`` its end raises `IntegrationError`, and gpumem stays enabled.
     """
     return Using(_switch, _setting(resource, mode, pinned))
+
+
+def record_phases() -> None:
+    """Let recordings hold the phases of the program and the purposes of its blocks, from now on.
+
+    Phases are forward passes (the outermost call of a module), backward passes, steps of optimizers
+    and ranges of ``record_function``. Parameters with buffers, gradients, states of optimizers and
+    inputs of models are known by their storages. Reports derive the other categories, such as
+    activations, from phases and lives. Under ``gpumem run --report`` it is called already. While
+    nothing records it costs a fraction of a microsecond for each call of a module.
+
+    Raises
+    ------
+    MissingFrameworkError
+        PyTorch is not installed.
+    IntegrationError
+        PyTorch is older than 2.11.
+    """
+    _phases.follow(import_torch())
 
 
 def status() -> TorchStatus:

@@ -78,6 +78,8 @@ def begin() -> None:
     try:
         config = ArenaConfig(max_mem=options.max_mem)
         resources = Resources("PyTorch", config=config)
+        if options.report:
+            torch.record_phases()
         torch._switch.enable(torch.setting_of(resources, "full"))
     except GpumemError as error:
         _report(f"not enabled for PyTorch: {error}")
