@@ -62,6 +62,24 @@ class Page:
             f"(document.getElementById({chart!r}))"
         )
 
+    def written(self, chart: str) -> list[tuple[str, float, float]]:
+        """Draw a chart again; give the texts on its canvas, each with its left and right end."""
+        self.browser.evaluate(
+            """(() => {
+                 const draw = CanvasRenderingContext2D.prototype.fillText;
+                 window.written = [];
+                 CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+                   const {width} = this.measureText(text), share = {right: 1, center: 0.5};
+                   const begin = x - width * (share[this.textAlign] ?? 0);
+                   const place = this.canvas.closest('.chart')?.id;
+                   if (place) window.written.push([place, text, begin, begin + width]);
+                   return draw.call(this, text, x, y);
+                 };
+               })()"""
+        )
+        self.press("#reset")
+        return [tuple(row) for place, *row in self.browser.evaluate("written") if place == chart]
+
     def box(self, selector: str) -> dict[str, float]:
         """Scroll to an element; give where it is."""
         return self.browser.evaluate(f"""(() => {{

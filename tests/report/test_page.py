@@ -268,6 +268,13 @@ def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
         page.browser.mouse("Moved", over["left"] + share * over["width"], over["top"] + 50)
         page.browser.settle()
         assert re.search(r"Live\s+6 MiB", page.text("#timeline-legend")), share
+    assert page.colors("lanes")["47,111,208"] > 0.9 * over["width"] * 42  # no steps, either
+    assert page.text("#figures").split("\n")[::3] == [
+        *("Live", "Reserved", "Reserved / live", "Live blocks")
+    ]
+    for steps in ("#moment-steps", "#moment-slider", "#timeline .marker"):
+        assert page.hidden(steps), steps
+    assert [row[2:] for row in page.rows("#groups")] == [["6 MiB", "3"]]
     for buffer in kept:
         buffer.close()
 
@@ -299,3 +306,22 @@ def test_page_says_that_events_were_lost(open_page, tmp_path, small):
     page = open_page(tmp_path / "torn.html")
     assert "2 events were not whole" in page.text("#notice")
     assert "or more: events were lost" in page.text("#figures")
+
+
+def test_axis_of_few_events_has_whole_numbers_and_lines_only_there(open_page, tmp_path, arena):
+    with observe.record(arena) as recording:
+        kept = arena.allocate(MIB)
+    page = open_page(recording.report(tmp_path / "page.html").path)
+    assert page.text("#subtitle").endswith(":0 \N{MIDDLE DOT} 1 stream")  # no time that passes
+    axis = [text for text, *_ in page.written("timeline") if text.isdigit()]
+    assert axis == ["1", "2"]
+    kept.close()
+
+
+def test_axis_of_times_tells_neighbours_apart(open_page, tmp_path):
+    times = [0, 10, 28]
+    trace = Trace(action=[0] * 3, block=[0, 1, 2], size=[MIB] * 3, stream=[0] * 3, time_us=times)
+    write_report(trace, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    axis = [text for text, *_ in page.written("timeline") if text.endswith(" \N{MICRO SIGN}s")]
+    assert axis[:3] == [f"{step} \N{MICRO SIGN}s" for step in ("0.0", "2.5", "5.0")]

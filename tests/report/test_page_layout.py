@@ -248,21 +248,7 @@ def test_words_that_are_too_long_break_after_punctuation(wide):
 def test_streams_and_their_peaks_are_named_beside_their_lanes(sized, width):
     page = sized(width)
     # The canvas is cut at its left edge: a name that does not fit has ink there.
-    page.browser.evaluate(
-        """(() => {
-             const draw = CanvasRenderingContext2D.prototype.fillText;
-             window.drawn = [];
-             CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-               if (this.canvas.closest('#lanes')) {
-                 const {width} = this.measureText(text);
-                 drawn.push([text, this.textAlign === 'right' ? x - width : x, x]);
-               }
-               return draw.call(this, text, x, y);
-             };
-           })()"""
-    )
-    page.press("#reset")
-    drawn = page.browser.evaluate("window.drawn")
+    drawn = page.written("lanes")
     left = page.browser.evaluate(
         "document.querySelector('#lanes .u-over').offsetLeft * devicePixelRatio"
     )

@@ -38,14 +38,21 @@ function axis(app, more) {
 
 // The horizontal axis: seconds, or numbers of events.
 function horizontal(app) {
-  return axis(app, {
+  // Between two events is nothing to name.
+  const named = (_, splits) => splits.map((value) => (app.view.axis === "time" || Number.isInteger(value) ? value : null));
+  const made = axis(app, {
     space: 90,
     size: 34,
-    values: (_, splits) => splits.map((value) => {
-      if (app.view.axis === "event") return Number.isInteger(value) ? count(value) : "";
-      return seconds(value, splits.length > 1 ? splits[1] - splits[0] : undefined, app.view.x1);
-    }),
+    filter: named,
+    values: (_, splits) => {
+      const step = splits.length > 1 ? splits[1] - splits[0] : splits[0] / 1000;
+      const isRound = Number(step.toPrecision(1)) === Number(step.toPrecision(3)); // 2.5 is not
+      return splits.map((value) => (value === null ? "" : app.view.axis === "event" ? count(value)
+        : seconds(value, isRound ? step : step / 10, app.view.x1)));
+    },
   });
+  for (const part of [made.grid, made.ticks]) part.filter = named;
+  return made;
 }
 
 function vertical(app, more) {
@@ -101,7 +108,7 @@ function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands,
 // The chart's own scales follow later than the view, so places come from the view.
 function placeMarker(app, { marker }) {
   const x = app.run.x(app.moment, app.view.axis);
-  marker.hidden = !app.run.moves || x < app.view.x0 || x > app.view.x1;
+  marker.hidden = !app.run.moves || app.run.facts.moment || x < app.view.x0 || x > app.view.x1;
   marker.style.left = `${100 * shareOf(x, app.view.x0, app.view.x1)}%`;
 }
 

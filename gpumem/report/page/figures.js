@@ -8,10 +8,10 @@ function showFigures(app) {
   const served = theirs && servedBy(theirs, first.name);
   const empty = figures.allocations - facts.blocks;
   const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
-    ["Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(served?.peak_reserved_bytes)],
-    ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && (served?.fragmentation.toFixed(3) ?? "–")],
-    ["Allocations", count(facts.blocks), `${plural(app.run.moves, "event")}, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
+    [facts.moment ? "Live" : "Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    [facts.moment ? "Reserved" : "Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(served?.peak_reserved_bytes)],
+    ["Reserved / live", first.fragmentation.toFixed(3), `${facts.moment ? "" : "at their peaks; "}1 is the least`, theirs && (served?.fragmentation.toFixed(3) ?? "–")],
+    ...(facts.moment ? [] : [["Allocations", count(facts.blocks), `${plural(app.run.moves, "event")}, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)]]),
     [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
   ];
   if (figures.failed_allocs) entries.push(["Refused", count(figures.failed_allocs), "out of memory", theirs && count(theirs.figures.failed_allocs), "alarm"]);
@@ -27,11 +27,12 @@ function servedBy(facts, name) {
 
 function showNotes(app) {
   const { facts } = app.run;
-  const duration = app.run.extent("time")[1] - app.run.extent("time")[0];
+  const [first, last] = app.run.extent("time");
+  const duration = last - first > 1.5e-6 && !facts.moment ? seconds(last - first) : "";
   const kinds = { torch_snapshot: "PyTorch's snapshot", rmm_log: "RMM's log", gpumem: "recording" };
   const source = [kinds[facts.meta.source] ?? facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
   const name = app.runs.length > 1 ? facts.label : "";
-  element("subtitle").textContent = [name, source, seconds(duration), plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
+  element("subtitle").textContent = [name, source, duration, plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
   const shades = app.run.segments ? " Shaded: reserved and idle; light grey: left out by the filters; lines are the borders of segments." : "";
   element("placed").textContent = {
     recorded: `Each block at its address. Click one for its stack; drag to zoom, also upwards.${shades} Wide gaps between addresses are closed, at the dashed lines.`,

@@ -25,7 +25,7 @@ function lanesChart(app) {
   return {
     chart,
     update() {
-      lanes = app.run.streamColumns(app.first, app.stop, Math.max(1, chart.over.clientWidth), app.view);
+      lanes = app.run.streamColumns(app.run.facts.moment ? app.stop : app.first, app.stop, Math.max(1, chart.over.clientWidth), app.view);
       chart.setData([[app.view.x0, app.view.x1], [null, null]]);
       element("lanes").setAttribute("aria-label", `Live bytes of ${plural(shown.length, "stream")}, ${app.windowText()}`);
     },

@@ -79,8 +79,9 @@ class App {
 
   draw() {
     const { run, other, view } = this;
-    this.first = run.moveAt(view.x0, view.axis);
-    this.stop = run.moveAt(view.x1, view.axis);
+    // A moment has no history: its blocks are all live, whenever they were allocated.
+    this.first = run.facts.moment ? 0 : run.moveAt(view.x0, view.axis);
+    this.stop = run.facts.moment ? run.moves : run.moveAt(view.x1, view.axis);
     this.survey = run.survey(this.first, this.stop, this.groups);
     if (other) this.surveyOther();
     for (const chart of this.charts) chart.update();
@@ -103,7 +104,8 @@ class App {
 
   drawMoment() {
     const { run, view } = this;
-    this.moment = Math.max(0, view.at < 0 ? this.survey.peak : Math.min(view.at, run.moves - 1));
+    const at = run.facts.moment || view.at > run.moves - 1 ? run.moves - 1 : view.at;
+    this.moment = Math.max(0, at < 0 ? this.survey.peak : at);
     for (const { chart, mark } of this.charts) {
       if (chart.marker) placeMarker(this, chart);
       mark?.();

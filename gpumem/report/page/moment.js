@@ -83,6 +83,7 @@ function momentView(app) {
   return {
     update() {
       const { run, moment, view } = app;
+      for (const each of [slider, element("moment-steps"), element("block-moment")]) each.hidden = run.facts.moment;
       slider.min = app.first;
       slider.max = Math.max(app.first, app.stop - 1);
       slider.value = moment;
@@ -111,6 +112,7 @@ function momentView(app) {
 function momentText(app) {
   const { run, moment } = app;
   if (!run.moves) return "Nothing happened.";
+  if (run.facts.moment) return "The blocks that are live in the snapshot.";
   const b = run.block[moment];
   const when = seconds(run.x(moment, "time"), 1e-4, run.extent("time")[1]);
   return `${app.view.at < 0 ? "The highest point: e" : "E"}vent ${count(moment + 1)} of ${count(run.moves)}, at ${when}: `

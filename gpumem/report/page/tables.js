@@ -65,13 +65,14 @@ function groupsTable(app) {
       bar([[survey.atPeak[g], ""]], most),
       cell(bytes(survey.atPeak[g])),
       ...(other ? compareCells(app, name, survey.atPeak[g])
+        : app.run.facts.moment ? [cell(count(survey.allocated[g]))]
         : [cell(bytes(survey.most[g])), cell(count(survey.allocated[g])), cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]));
   });
-  const columns = other ? ["Compared", "Difference"] : ["At most", "Allocations", "Live at the end"];
+  const columns = other ? ["Compared", "Difference"] : app.run.facts.moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "No block is live here.");
   const all = found.length > MAX_ROWS ? `Show the first ${MAX_ROWS}` : `Show all ${count(found.length)}`;
   if (found.length > FEW) body.append(more(app, 6, "allGroups", all, groupsTable));
-  element("groups").replaceChildren(head(groups.head, "", "At the peak", ...columns), body);
+  element("groups").replaceChildren(head(groups.head, "", app.run.facts.moment ? "Live" : "At the peak", ...columns), body);
   element("groups-title").textContent = groups.title;
   element("groups-hint").textContent = other
     ? `By their live bytes at the highest point shown, compared with those of ${other.facts.label} at its highest point.`

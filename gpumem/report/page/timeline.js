@@ -69,7 +69,6 @@ function timelineChart(app) {
       const { run, other, view } = app;
       const held = run.heldBy(view.policy);
       const columns = chart.over.clientWidth || 1000;
-      // A moment has no history: its blocks are all live, whenever they were allocated.
       const moves = run.facts.moment && run.moves ? [run.moves - 1]
         : run.sample(app.first, app.stop, columns, { ...view, held });
       const x = moves.map((i) => (run.facts.moment ? view.x0 : Math.max(view.x0, run.x(i, view.axis))));
