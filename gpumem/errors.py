@@ -33,6 +33,7 @@ __all__ = [
     "InvalidFreeError",
     "MissingFrameworkError",
     "ModelGraphError",
+    "ModelSizeError",
     "NoAllocatorError",
     "NonMonotonicError",
     "NotPublishedError",
@@ -171,6 +172,10 @@ class ConfigWarning(UserWarning):
 
 class ModelGraphError(GpumemError, ValueError):
     """A model, graph or placement is malformed or contradicts itself."""
+
+
+class ModelSizeError(ModelGraphError, OverflowError):
+    """The values of a graph have more bytes than 64 bits hold; the message names the largest."""
 
 
 class ConcurrentRunError(GpumemError, RuntimeError):

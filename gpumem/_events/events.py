@@ -78,7 +78,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem._support.files import require_regular
+from gpumem._support.files import open_regular
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import EventFileError
@@ -424,8 +424,7 @@ def read(path: str | os.PathLike[str]) -> Events:
     ...  if event.action in ("alloc", "free")]
     [('alloc', 1000), ('free', 1000)]
     """
-    require_regular(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read()
     try:
         return parse(data)

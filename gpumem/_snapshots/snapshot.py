@@ -29,7 +29,8 @@ from gpumem._snapshots.resources import (
 )
 from gpumem._snapshots.torch_form import torch_snapshot
 from gpumem._support.arguments import require, require_each
-from gpumem._support.files import require_regular
+from gpumem._support.brackets import parse_json
+from gpumem._support.files import open_regular
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, shown
 from gpumem.errors import SnapshotError
@@ -182,10 +183,10 @@ class Snapshot:
         SnapshotError
             The file is not a snapshot, or is one of a newer version.
         """
-        require_regular(path)
         try:
-            plain = json.loads(Path(path).read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
+            with open_regular(path) as file:
+                plain = parse_json(file.read())
+        except ValueError as error:
             raise SnapshotError(f"{path}: not a snapshot: {error}") from None
         return cls.from_dict(plain)
 

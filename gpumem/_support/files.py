@@ -5,19 +5,35 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+FilePath: TypeAlias = str | os.PathLike[str]
 
 
-def require_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless a path names a regular file.
+@contextmanager
+def open_regular(path: FilePath) -> Iterator[BinaryIO]:
+    """Open a file to read; raise OSError if it is not a regular one.
 
     A device has no end, and a pipe waits for a writer.
     """
-    mode = os.stat(os.fspath(path)).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    with open(path, "rb", opener=_open_without_wait) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _irregular(path)
+        yield file
+
+
+def _open_without_wait(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        raise _irregular(path) if error.errno == errno.ENXIO else error  # of a socket
+
+
+def _irregular(path: FilePath) -> OSError:
+    return OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 def require_writable(path: Path, *, in_place: bool = False) -> None:
@@ -37,6 +53,8 @@ def require_writable(path: Path, *, in_place: bool = False) -> None:
     if in_place and path.exists():  # also a device or a pipe, in a read-only folder
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "it is read-only", str(path))
+    elif path.exists() and not path.is_file():  # a rename would replace a device
+        raise _irregular(path)
     elif not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}", str(path))
     elif not os.access(folder, os.W_OK | os.X_OK):

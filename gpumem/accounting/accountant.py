@@ -335,7 +335,7 @@ class AdHocAccountant(Accountant):
         return (value for value in values_read(node) if value.is_initializer)
 
     def _with_margin(self, nbytes: int) -> int:
-        return fitting(nbytes * self._percent) // 100
+        return fitting(nbytes * self._percent // 100)
 
 
 def _sum_of(prices: Iterable[Price]) -> int:

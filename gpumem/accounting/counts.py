@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from gpumem._support.sizes import whole_bytes
+from gpumem._support.texts import shown
 
 MAX_BYTES = (1 << 64) - 1
 
@@ -114,7 +115,7 @@ class ResourceCount:
 def fitting(amount: int) -> int:
     """Return `amount` if 64 bits hold it; OverflowError otherwise."""
     if amount > MAX_BYTES:
-        raise OverflowError(f"{amount} bytes are more than 2**64 - 1")
+        raise OverflowError(f"{shown(amount)} bytes are more than 2**64 - 1")
     return amount
 
 

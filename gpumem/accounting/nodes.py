@@ -114,7 +114,8 @@ def values_made(node: CostedNode) -> Iterator[CostedValue]:
 
 def _with_inner(node: CostedNode) -> Iterator[CostedNode]:
     """Yield a node, then the nodes of the graphs in it, at any depth."""
-    yield node
-    for body in node.bodies:
-        for inner in body:
-            yield from _with_inner(inner)
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        left += reversed([inner for body in node.bodies for inner in body])

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from gpumem._support.arguments import is_integer, require
-from gpumem._support.files import require_regular
+from gpumem._support.files import FilePath, open_regular
 from gpumem.accounting.accountant import Accountant
 from gpumem.accounting.counts import MAX_BYTES, ResourceCount, fitting
 from gpumem.accounting.murmur import murmur3_x86_128
@@ -21,8 +21,6 @@ from gpumem.errors import ConfigError
 
 HEADER = "#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations"
 FIELDS = HEADER.removeprefix("#").split(",")
-
-FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,8 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
     116
     """
     try:
-        require_regular(path)
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open_regular(path) as file:
+            lines = file.read().decode().splitlines()
     except (OSError, ValueError) as error:  # a NUL in the name, not UTF-8
         raise ConfigError(f"statistics file {os.fspath(path)!r} cannot be read: {error}") from error
     stats: dict[str, NodeStats] = {}

@@ -20,7 +20,7 @@ from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
 from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.errors import ConfigError, ModelGraphError, ModelSizeError
 from gpumem.planning import (
     Assignment,
     MemoryPlan,
@@ -112,7 +112,7 @@ def plan(
         try:
             placement = partition(graph, targets, accountants, strategy)
             made = plan_memory(placement, weights=weights)
-        except OverflowError as error:
+        except ModelSizeError as error:
             raise ConfigError(f"{model}: {error}") from error
         made.verify()
     facts = {"open_dims": _open_dims(graph)} | _facts(model, placement, accountants, made)

@@ -11,7 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gpumem._support.files import require_writable
+from gpumem._support.brackets import parse_json
+from gpumem._support.files import open_regular, require_writable
 from gpumem.report.processes import text_of
 
 # In this order: a script uses those before it.
@@ -54,8 +55,9 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
 def facts_of(path: Path) -> dict[str, Any]:
     """Read the data of a page that `page` wrote; empty if the file is not one."""
     try:
-        found = _FACTS.search(path.read_bytes())
-        facts = json.loads(found[1]) if found else {}
+        with open_regular(path) as file:
+            found = _FACTS.search(file.read())
+        facts = parse_json(found[1]) if found else {}
     except (FileNotFoundError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -17,11 +17,13 @@ cdef enum:
     FIXED = 16
     COUNTED = 32
     LINES = 48
+    TUPLE1 = 0x85
+    TUPLE3 = 0x87
     ADDITEMS = 0x90
     FROZENSET = 0x91
     MEMOIZE = 0x94
     FRAME = 0x95
-    MAX_DEPTH = 256             # of marks that are tracked
+    MAX_DEPTH = 256             # of open marks
 
 # By opcode: the kind of its arguments, and the n of the kind.
 cdef unsigned char[256] _ARGUMENTS
@@ -37,11 +39,11 @@ for _kind, _codes in (
 
 
 cdef class Pieces:
-    """A file for `pickle.Unpickler`, which calls `persistent_load` with each dict that is filled.
+    """A file for `pickle.Unpickler`, which calls `persistent_load` with dicts and tuples.
 
-    It adds opcodes for that behind each one that sets all items of a dict. The result takes the
-    place of the dict, also where later opcodes refer to it by its number, so a small object may
-    replace the dict at once. Frames are left out; each piece of whole opcodes is a frame.
+    It adds opcodes for that behind each one that sets all items of a dict, or makes a tuple. The
+    result takes its place, also where later opcodes refer to it by its number, so a small object
+    may replace a dict at once. Frames are left out; each piece of whole opcodes is a frame.
 
     Parameters
     ----------
@@ -149,10 +151,10 @@ cdef class Pieces:
                 memcpy(&piece[out], &data[begin], <size_t>(at - begin))
                 out += at - begin
             number = self.follow(code, data, begin + 1)
-            if code == b"u":
+            if code in (b"u", b")", b"t") or TUPLE1 <= code <= TUPLE3:
                 piece[out] = b"Q"
                 out += 1
-                if 0 <= <int64_t>number < 1 << 32:
+                if code == b"u" and 0 <= <int64_t>number < 1 << 32:
                     piece[out] = b"r"
                     memcpy(&piece[out + 1], &number, 4)
                     out += 5
@@ -165,7 +167,7 @@ cdef class Pieces:
         return out
 
     cdef int64_t follow(self, unsigned char code, const unsigned char* data,
-                        Py_ssize_t begin) noexcept:
+                        Py_ssize_t begin) except -2:
         # Tracks marks and numbers; returns the number of the dict if the opcode sets its items.
         cdef int64_t number = -1
         if code == MEMOIZE and self.memoized >= 0:
@@ -183,15 +185,17 @@ cdef class Pieces:
             self.dict_number = number
             return -1
         if code == b"(":
-            if self.depth < MAX_DEPTH:
-                self.marked[self.depth] = self.dict_number if self.after_dict else -1
+            if self.depth == MAX_DEPTH:
+                raise TraceError(f"the pickle is nested {MAX_DEPTH + 1} deep, "
+                                 f"expected at most {MAX_DEPTH}")
+            self.marked[self.depth] = self.dict_number if self.after_dict else -1
             self.depth += 1
             number = -1
         elif code in (b"u", b"e", b"t", b"l", b"d", b"1", b"o", b"i", ADDITEMS, FROZENSET):
             number = -1
             if self.depth > 0:
                 self.depth -= 1
-                number = self.marked[self.depth] if self.depth < MAX_DEPTH else -1
+                number = self.marked[self.depth]
         self.after_dict = False
         return number
 

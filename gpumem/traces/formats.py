@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from gpumem._support.arguments import is_integer
-from gpumem._support.files import require_regular
+from gpumem._support.brackets import parse_json
+from gpumem._support.files import open_regular
 from gpumem._support.sizes import exact_size
 from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
@@ -82,8 +82,7 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
     """
     path = _resolve(source)
     try:
-        require_regular(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
                 limit = exact_size(MAX_FILE_BYTES)
@@ -132,8 +131,8 @@ def _read_json(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     """Read a snapshot of gpumem's, or one of PyTorch's that was saved as JSON."""
     data = file.read()
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        plain = parse_json(data)
+    except ValueError as error:
         raise TraceError(f"not a snapshot: {error}") from None
     if isinstance(plain, dict) and "format" not in plain and "segments" in plain:
         return torch_snapshot.traces_of_torch(plain, len(data), name, device)

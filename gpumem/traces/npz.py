@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from typing import IO, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from gpumem._support.brackets import parse_json
 from gpumem._support.texts import reason, shown
 from gpumem.errors import TraceError
 from gpumem.traces.trace import Trace
@@ -75,8 +75,8 @@ def _read_meta(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> dict[str, Any
     if array.dtype.kind != "U" or array.ndim:
         raise TraceError(f"array meta has type {array.dtype}, expected one str holding JSON")
     try:
-        meta = json.loads(str(array))
-    except (ValueError, RecursionError) as error:
+        meta = parse_json(str(array))
+    except ValueError as error:
         raise TraceError(f"meta is not JSON: {error}") from None
     if not isinstance(meta, dict):
         raise TraceError(f"meta is a JSON {type(meta).__name__}, expected an object")

@@ -64,7 +64,9 @@ class _PlainUnpickler(pickle.Unpickler):
         raise TraceError(f"the pickle names {shown(f'{module}.{name}')}, expected plain data only")
 
     def persistent_load(self, filled: Any) -> Any:
-        """Make a row of a dict that was filled, if it is a correct entry."""
+        """Make a row of a dict that was filled, if it is a correct entry, and a list of a tuple."""
+        if type(filled) is tuple:
+            return list(filled)  # the hash of nested tuples would recurse
         if type(filled) is dict and "action" in filled:
             with contextlib.suppress(TraceError):  # raised again with its place
                 return _Row(self.entries.row_of(filled, ""))

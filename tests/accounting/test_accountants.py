@@ -1,5 +1,7 @@
 """Accountants: prices, passes, commits, limits."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from gpumem.accounting import (
     StatsAccountant,
     unique_node_name,
 )
+from gpumem.accounting.nodes import values_made
 from gpumem.errors import ConfigError
 from gpumem.planning import GraphBuilder, ModelGraph, Node, Value
 
@@ -247,6 +250,15 @@ def test_node_with_a_body_costs_the_body_and_its_outer_weights():
     accountant = exact()
     assert accountant.account(node) == 100 + 10 + 3 + 3 + 5
     assert accountant.cost(Node("Op", [outer], [Value("q", "uint8", (1,))])) == 1
+
+
+def test_bodies_of_any_depth_are_counted_in_order():
+    node = SimpleNamespace(inputs=[], outputs=[Value("v0", "uint8", (1,))], bodies=[])
+    for number in range(1, 5000):
+        outputs = [Value(f"v{number}", "uint8", (1,))]
+        node = SimpleNamespace(inputs=[], outputs=outputs, bodies=[[node], []])
+    assert AdHocAccountant(percent=100).cost(node) == 5000
+    assert next(values_made(node)).name == "v4999"
 
 
 def test_weights_of_equal_name_in_two_bodies_are_distinct():

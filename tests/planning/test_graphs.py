@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from planning.models import DATA, MODELS, shipped
 
-from gpumem.errors import ModelGraphError
+from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import GraphBuilder, ModelGraph, Node, Value
 
 F32 = TensorProto.FLOAT
@@ -160,6 +160,125 @@ def test_functions_of_a_model_are_inlined():
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     proto = helper.make_model(graph, functions=[body], opset_imports=opsets, ir_version=8)
     assert [node.op_type for node in ModelGraph.from_onnx(proto)] == ["Add"]
+
+
+# ---- models that are small and grow, or are nested deeply ----------------------------------------
+
+
+NODE_LIMIT = "session.function_expansion_node_limit"
+BYTE_LIMIT = "session.function_expansion_byte_limit"
+
+
+def calling(*calls):
+    """Make a model of functions f0, f1, ...; each consists of calls in a chain."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    functions = []
+    for number, called in enumerate(calls):
+        values = ["x", *(f"v{n}" for n in range(len(called) - 1)), "y"]
+        body = [
+            helper.make_node(name, [a], [b], domain="mine" if name[0] == "f" else "")
+            for name, a, b in zip(called, values, values[1:], strict=False)
+        ]
+        functions.append(helper.make_function("mine", f"f{number}", ["x"], ["y"], body, opsets))
+    node = helper.make_node("f0", ["a"], ["b"], domain="mine")
+    graph = helper.make_graph([node], "g", [info("a", [4])], [info("b", [4])])
+    return helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=10)
+
+
+def doubling(count):
+    """Make a model of functions that each call the next one twice."""
+    return calling(*([f"f{n + 1}"] * 2 for n in range(count - 1)), ["Abs", "Abs"])
+
+
+def test_expansion_of_functions_has_onnx_runtimes_bounds():
+    with pytest.raises(ModelGraphError, match=f"2097150 nodes: .*{NODE_LIMIT} = 1000000"):
+        ModelGraph.from_onnx(doubling(20))
+    with pytest.raises(ModelGraphError, match=f"510 nodes: .*{NODE_LIMIT} = 509"):
+        ModelGraph.from_onnx(doubling(8), settings={NODE_LIMIT: "509"})
+    assert len(ModelGraph.from_onnx(doubling(8), settings={NODE_LIMIT: 510})) == 256
+
+
+def test_expansion_counts_the_bytes_of_attributes_and_names_wherever_they_are_copied():
+    proto = calling(["f1"] * 8, ["Abs"] * 8)
+    least = proto.ByteSize()
+    proto.graph.node[0].input[0] = proto.graph.input[0].name = "a" * 10_000
+    with pytest.raises(ModelGraphError, match=rf"\d{{7}} bytes: .*{BYTE_LIMIT} = 100000"):
+        ModelGraph.from_onnx(proto, settings={BYTE_LIMIT: 100_000})
+    proto = calling(["f1"] * 8, ["Abs"] * 8)
+    for function in proto.functions:
+        function.attribute.append("text")
+        for node in function.node:
+            node.attribute.add(name="text", ref_attr_name="text", type=onnx.AttributeProto.STRING)
+    proto.graph.node[0].attribute.append(helper.make_attribute("text", "a" * 10_000))
+    assert proto.ByteSize() < least + 11_000
+    with pytest.raises(ModelGraphError, match=r"\d{7} bytes"):
+        ModelGraph.from_onnx(proto, settings={BYTE_LIMIT: 100_000})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({NODE_LIMIT: 0}, ConfigError, f"invalid {NODE_LIMIT} = 0: expected an integer from 1"),
+        ({BYTE_LIMIT: "1GiB"}, ConfigError, "expected an integer from 1"),
+        ({"session.node_limit": 5}, ConfigError, f"unknown key .* takes {NODE_LIMIT}"),
+        (5, TypeError, "settings"),
+    ],
+)
+def test_invalid_bounds_of_expansion_are_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        ModelGraph.from_onnx(mlp(), settings=settings)
+
+
+@pytest.mark.parametrize("calls", [[["f0"]], [["f1"], ["f2"], ["f1", "f1"]]], ids=["one", "two"])
+def test_function_that_calls_itself_is_refused(calls):
+    with pytest.raises(ModelGraphError, match=r"function 'f[01]' .* calls itself"):
+        ModelGraph.from_onnx(calling(*calls))
+
+
+def in_branches(depth):
+    """Make a model of graphs in nodes."""
+    proto = model([], [info("c", [], TensorProto.BOOL), info("x", [4])], [info("y", [4])])
+    graph = proto.graph
+    for _ in range(depth):
+        node = graph.node.add(op_type="If", input=["c"], output=["y"])
+        branch = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+        graph = branch.g
+        graph.output.append(info("y", [4]))
+    graph.node.add(op_type="Abs", input=["x"], output=["y"])
+    return proto
+
+
+@pytest.mark.parametrize("depth", [101, 9000])
+def test_deep_models_are_refused_by_their_depth(depth):
+    chain = calling(*([f"f{n + 1}"] for n in range(depth - 1)), ["Abs"])
+    for proto in (chain, in_branches(depth)):
+        with pytest.raises(ModelGraphError, match="nested 101 deep: expected at most 100"):
+            ModelGraph.from_onnx(proto)
+
+
+def test_models_up_to_the_depth_are_read():
+    assert len(ModelGraph.from_onnx(calling(*([f"f{n + 1}"] for n in range(99)), ["Abs"]))) == 1
+    assert len(ModelGraph.from_onnx(in_branches(30), strict=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "opening", "closing"),
+    [
+        ("json", '{"graph":{"node":[{"attribute":[{"g":', "}]}]}}"),
+        ("textproto", "graph { node { attribute { g {", "}}}}"),
+        ("onnxtxt", "seq(", ")"),
+    ],
+)
+def test_deep_text_of_a_model_is_refused_by_its_depth(tmp_path, suffix, opening, closing):
+    path = tmp_path / f"deep.{suffix}"
+    # No parser reads beyond the quote in the comment.
+    begin = '# "\n<ir_version: 10, opset_import: ["" : 17]> g (' if suffix == "onnxtxt" else ""
+    path.write_text(begin + opening * 300_000 + closing * 300_000)
+    with pytest.raises(ModelGraphError, match=r"nested \d{6,7} deep, expected at most 200"):
+        ModelGraph.from_onnx(path)
+
+
+# ---- malformed models ----------------------------------------------------------------------------
 
 
 def unsorted():

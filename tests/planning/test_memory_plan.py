@@ -17,7 +17,7 @@ from planning.models import MODELS, inputs_of, shipped
 import gpumem
 from gpumem import interop
 from gpumem.accounting import AdHocAccountant
-from gpumem.errors import ConfigError, ModelGraphError, OutOfMemoryError
+from gpumem.errors import ConfigError, ModelGraphError, ModelSizeError, OutOfMemoryError
 from gpumem.planning import GraphBuilder, ModelGraph, Target, partition, plan_copies, plan_memory
 from gpumem.planning.memory.lifetimes import Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound
@@ -123,6 +123,20 @@ def test_invalid_strategies_and_sizes_are_refused():
 
 
 # ---- plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1 << 61, 1 << 64, 10**5000], ids=["61", "64", "digits"])
+@pytest.mark.parametrize("large", ["x", "y"])
+def test_values_of_more_bytes_than_addresses_are_refused_by_name(length, large):
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (length if large == "x" else 1,))
+    y = builder.value("y", "float32", (length if large == "y" else 1,))
+    graph = builder.build([builder.node("ReduceSum", [x], [y]).outputs[0]])
+    accountant = AdHocAccountant()
+    words = rf"bytes are more than 2\*\*6[24] - 1; the largest value is '{large}'"
+    with pytest.raises(ModelSizeError, match=words):
+        plan_memory(partition(graph, ["host"], {"host": accountant}))
+    assert accountant.pending == 0
 
 
 def test_chain_needs_two_blocks():

@@ -211,5 +211,5 @@ def test_pieces_hold_the_objects_of_the_pickle():
 
 class Plain(pickle.Unpickler):
     def persistent_load(self, filled):
-        assert type(filled) is dict
+        assert type(filled) in (dict, tuple)
         return filled

@@ -32,6 +32,7 @@ from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
 from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Target
 from gpumem.planning.graph import ModelGraph, Node
+from gpumem.planning.graph.graph import naming_the_largest
 
 
 def partition(
@@ -72,6 +73,8 @@ def partition(
     ModelGraphError
         A node that no device accepts; a proposal that is not a group of offered nodes, or cannot
         run as one. Nothing is committed.
+    ModelSizeError
+        More than 2**64 - 1 bytes on a device. Nothing is committed.
     ConfigError
         No device, a device named twice, an accountant of none of them or of two, an unknown
         strategy.
@@ -96,9 +99,10 @@ def partition(
         accountant.reset_for_new_pass()
     work = _Partition(graph, strategy)
     try:
-        for target in targets:
-            work.offer(target, known.get(target.device) or AdHocAccountant())
-        placement = work.placement(targets, known)
+        with naming_the_largest(graph):
+            for target in targets:
+                work.offer(target, known.get(target.device) or AdHocAccountant())
+            placement = work.placement(targets, known)
     except BaseException:
         for accountant in known.values():
             accountant.reset_for_new_pass()

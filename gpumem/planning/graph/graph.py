@@ -10,13 +10,16 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
 from gpumem._support.arguments import require, require_each
+from gpumem._support.texts import shown
 from gpumem._tensor.layout import dtype_from
-from gpumem.errors import ModelGraphError
+from gpumem.accounting.nodes import values_made
+from gpumem.errors import ModelGraphError, ModelSizeError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -316,6 +319,7 @@ class ModelGraph(_Immutable):
         *,
         dims: Mapping[str, int] | None = None,
         strict: bool = True,
+        settings: Mapping[str, object] | None = None,
     ) -> ModelGraph:
         """Read an ONNX model.
 
@@ -333,11 +337,20 @@ class ModelGraph(_Immutable):
             Refuse unknown operators of ONNX's own domains, nodes without a required attribute or
             with too many inputs, and shapes and types that contradict the inferred ones. False: the
             model's shapes and types are used, and only models without a valid graph are refused.
+        settings : Mapping, optional
+            ONNX Runtime's bounds of inlining, from 1, as numbers or texts:
+            ``session.function_expansion_node_limit``, of the nodes that functions expand to, by
+            default 1,000,000, and ``session.function_expansion_byte_limit``, of their bytes, by
+            default 2**30. Both are ONNX Runtime's defaults. The bytes are an estimate.
 
         Raises
         ------
         ModelGraphError
-            Not an ONNX model, or a malformed one; `dims` has a name that the model's inputs lack.
+            Not an ONNX model, or a malformed one; `dims` has a name that the model's inputs lack;
+            functions expand beyond `settings`, call themselves, or are nested with graphs in nodes
+            more than 100 deep.
+        ConfigError
+            `settings` has another key, or a value out of range.
         OSError
             The file cannot be read.
         ImportError
@@ -345,10 +358,21 @@ class ModelGraph(_Immutable):
         """
         from gpumem.planning.graph.onnx_models import read_model
 
-        graph, trouble = read_model(model, dims or {})
+        graph, trouble = read_model(model, dims or {}, settings or {})
         if strict and trouble:
             raise ModelGraphError(trouble)
         return graph
+
+
+@contextmanager
+def naming_the_largest(graph: ModelGraph) -> Iterator[None]:
+    """Turn the OverflowError of a sum of bytes into an error that names the largest value."""
+    try:
+        yield
+    except OverflowError as error:
+        values = {*graph.values.values(), *(value for node in graph for value in values_made(node))}
+        largest = max(values, key=lambda value: value.nbytes or 0)
+        raise ModelSizeError(f"{error}; the largest value is {shown(largest.name)}") from error
 
 
 class GraphBuilder:

@@ -7,15 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from gpumem._support.arguments import is_integer, unknown
-from gpumem._support.files import require_regular
+from gpumem._support.brackets import depth_of
+from gpumem._support.files import open_regular
 from gpumem.errors import ModelGraphError
+from gpumem.planning.graph.expansion import bodies_of, require_bounded
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
 # A tensor's name, dtype and shape; None if the model lacks them.
 Described: TypeAlias = tuple[str, Any, Any]
 
 
-def read_model(model: Any, dims: Mapping[str, int]) -> tuple[ModelGraph, str]:
+_MAX_BRACKETS = 200  # open at once in a text; protobuf reads 100 nested messages
+
+
+def read_model(
+    model: Any, dims: Mapping[str, int], settings: Mapping[str, object]
+) -> tuple[ModelGraph, str]:
     """Read a model as `ModelGraph.from_onnx` does, with the same errors.
 
     Returns
@@ -23,7 +30,7 @@ def read_model(model: Any, dims: Mapping[str, int]) -> tuple[ModelGraph, str]:
     ModelGraph, str
         The graph, and the reason for which a strict reader refuses the model; empty if none.
     """
-    proto = _load(model)
+    proto = _load(model, settings)
     if not proto.HasField("graph"):
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: it holds no graph")
     _bind(proto.graph, dims)
@@ -31,22 +38,31 @@ def read_model(model: Any, dims: Mapping[str, int]) -> tuple[ModelGraph, str]:
     return _graph(_inferred(proto), None), _trouble(proto)
 
 
-def _load(model: Any) -> Any:
+def _load(model: Any, settings: Mapping[str, object]) -> Any:
     try:
         import onnx
+        from onnx import serialization
     except ImportError as error:
         raise ImportError("reading ONNX models needs the package onnx: pip install onnx") from error
     if isinstance(model, onnx.ModelProto):
+        require_bounded(model, settings)
         copied = onnx.ModelProto()
         copied.CopyFrom(model)
         return copied
     try:
-        require_regular(model)
-        return onnx.load(os.fspath(model), load_external_data=False)
+        with open_regular(model) as file:
+            data = file.read()
+        kind = serialization.registry.get_format_from_file_extension(os.path.splitext(model)[1])
+        depth = 0 if kind in (None, "protobuf") else depth_of(data.decode("utf-8", "replace"))
+        if depth > _MAX_BRACKETS:
+            raise ModelGraphError(f"it is nested {depth} deep, expected at most {_MAX_BRACKETS}")
+        proto = onnx.load_model_from_string(data, kind or "protobuf")
     except OSError:
         raise
     except Exception as error:  # the readers of binary, text and JSON raise errors of several bases
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: {error}") from error
+    require_bounded(proto, settings)
+    return proto
 
 
 def _named(model: object) -> str:
@@ -118,9 +134,8 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
                 problem = f"of {count} {what}, where {least} to {most} are accepted"
         if problem:
             raise ModelGraphError(f"node {node.name!r} is a {node.op_type} {problem}")
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
-                _check_nodes(body, versions)
+        for _, body in bodies_of(node):
+            _check_nodes(body, versions)
 
 
 def _bind(graph: Any, dims: Mapping[str, int]) -> None:
@@ -171,7 +186,7 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
                 [name or None for name in node.output],
                 name=node.name,
                 domain=node.domain,
-                bodies={key: _graph(body, builder) for key, body in _bodies(node)},
+                bodies={key: _graph(body, builder) for key, body in bodies_of(node)},
             )
     return builder.build([info.name for info in proto.output])
 
@@ -257,11 +272,3 @@ def _constant(node: Any) -> Described:
         tensor = attribute.sparse_tensor
         return _weight(name, tensor.values, tensor.dims)
     raise ModelGraphError(f"constant {name!r} has the unknown attribute {attribute.name!r}")
-
-
-def _bodies(node: Any) -> Iterator[tuple[str, Any]]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.name, attribute.g
-        for number, graph in enumerate(attribute.graphs):
-            yield f"{attribute.name}[{number}]", graph

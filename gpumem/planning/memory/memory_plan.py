@@ -13,6 +13,7 @@ from gpumem.errors import ConfigError
 from gpumem.planning.assignment.copies import CopyPlan, plan_copies
 from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Node, Value
+from gpumem.planning.graph.graph import naming_the_largest
 from gpumem.planning.memory.lifetimes import Lifetimes, Reuse, Storage, Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
 from gpumem.planning.memory.running import PlannedTensors, run_plan
@@ -308,6 +309,8 @@ def plan_memory(
         `placement` is neither.
     ConfigError
         An invalid strategy or alignment.
+    ModelSizeError
+        The values have more than 2**62 - 1 bytes together.
 
     Examples
     --------
@@ -330,5 +333,6 @@ def plan_memory(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     copies = placement if isinstance(placement, CopyPlan) else plan_copies(placement)
-    lifetimes = Lifetimes(copies, alignment=alignment, in_place=in_place, weights=weights)
-    return MemoryPlan(copies, lifetimes, strategy, alignment)
+    with naming_the_largest(copies.placement.graph):
+        lifetimes = Lifetimes(copies, alignment=alignment, in_place=in_place, weights=weights)
+        return MemoryPlan(copies, lifetimes, strategy, alignment)

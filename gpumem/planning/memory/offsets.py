@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpumem._support.texts import shown
 from gpumem.errors import ConfigError
 
 EXACT_LIMIT = 16  # blocks
@@ -81,8 +82,8 @@ def assign_offsets(blocks: Sequence[BlockLifetime], strategy: str = "auto") -> L
     OverflowError
         The blocks have more bytes than the address space.
     """
-    if sum(block.nbytes for block in blocks) > MAX_BYTES:
-        raise OverflowError("the values have more than 2**62 - 1 bytes together")
+    if (total := sum(block.nbytes for block in blocks)) > MAX_BYTES:
+        raise OverflowError(f"{shown(total)} bytes are more than 2**62 - 1")
     if strategy != "auto" and strategy not in STRATEGIES:
         accepted = ", ".join(("auto", *STRATEGIES))
         raise ConfigError(f"invalid strategy {strategy!r}: expected {accepted}")

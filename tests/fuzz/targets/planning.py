@@ -40,7 +40,7 @@ TARGETS = (
     Target(
         "onnx_model",
         _onnx_model,
-        (ModelGraphError, OverflowError),
+        (ModelGraphError,),
         one_line=False,
         structured=(changes.in_onnx,),
     ),
