@@ -135,6 +135,19 @@ def test_pointer_over_bytes_over_time_names_owners_with_their_bytes(told):
     assert told.hidden("#tip")
 
 
+def test_pointer_over_the_others_names_the_largest_of_them(many):
+    many.choose("#by", "owner")
+    over = many.box("#timeline .u-over")
+    left, top, width, height = (over[side] for side in ("left", "top", "width", "height"))
+    for away in (3, 0):
+        many.browser.mouse("Moved", left + 0.9 * width - away, top + 0.5 * height)
+    many.browser.settle()
+    assert many.text("#tip .here") == "others"
+    others = many.text("#tip small + dl").split("\n")
+    assert others[1::2] == ["1 MiB"] * 5
+    assert all(name.startswith(("attend", "project")) for name in others[::2])
+
+
 def test_stacks_of_the_moment_are_bars_as_wide_as_their_bytes(told):
     assert bars(told) == [
         ["all 7 MiB", 1],

@@ -78,7 +78,7 @@ function paint(app, u, image) {
   drawRanges(app, u);
 }
 
-// Memory that is reserved, behind the blocks. Returns the borders of segments that are large enough.
+// Fill reserved memory, over which blocks are drawn. Returns the borders of segments that are large enough.
 function fillSegments(app, pixels, { width, height, y0, scaleY, across }) {
   const { run } = app;
   const idle = pixel(app.theme.color("idle"));

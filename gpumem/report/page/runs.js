@@ -58,8 +58,8 @@ function sparkline(app, canvas, run, shift, width, most) {
   ctx.fill();
 }
 
-// The most that all runs together hold at one time, where their clocks can be compared. What is live
-// at the end of a run counts until its process has ended, if that is known, else on.
+// The maximum of bytes that all runs hold at one time, where their clocks can be compared. Blocks that are live
+// at the end of a run count until its process has ended, if that is known, else on.
 function sumText(runs, first) {
   const hint = "Select a run to show it below; tick another one to compare it.";
   if (!runs[0].starts || runs.some((run) => run.facts.moment)) return hint;

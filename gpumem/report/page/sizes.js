@@ -19,7 +19,7 @@ function sizesChart(app) {
       points: { show: false },
     }],
     legend: { show: false },
-    hooks: { setCursor: [(u) => tell(u.cursor.idx)] },
+    hooks: { setCursor: [(u) => showValues(u.cursor.idx)] },
     axes: [
       { ...horizontal(app), space: 58, grid: { show: false }, incrs: [1, 2, 3, 4, 5, 8], values: (_, bins) => bins.map((bin) => (Number.isInteger(bin) && bin >= 0 ? bytes(2 ** bin) : "")) },
       vertical(app, { size: 74, incrs: WHOLE, values: (_, splits) => splits.map((value) => sizeText(app, value)) }),
@@ -27,7 +27,7 @@ function sizesChart(app) {
     cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
     data: [[], []],
   }, [[], []], place);
-  function tell(at) {
+  function showValues(at) {
     const bin = at == null ? null : chart.data[0][at];
     legend("sizes-legend", [
       ["From", bin == null ? "" : binName(bin)],
@@ -52,7 +52,7 @@ function sizesChart(app) {
       const bins = Array.from({ length: last - first + 1 }, (_, i) => first + i);
       const values = bins.map((bin) => shown[bin] ?? 0);
       chart.setData([bins, values]);
-      tell(chart.cursor.idx);
+      showValues(chart.cursor.idx);
       const most = bins[values.indexOf(Math.max(...values))];
       place.setAttribute("aria-label", `${measure()} by size: most from ${binName(most)}`);
     },

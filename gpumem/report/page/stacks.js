@@ -2,7 +2,7 @@
 
 const LIBRARIES = /\/(torch|site-packages|dist-packages|gpumem|python3[.\d]*)\//;
 
-// A frame with its names: `title` tells it from all others, `label` lacks the folders of its file.
+// A frame with its names: `title` differs from that of all others, `label` lacks the folders of its file.
 function frameOf([file, line, name]) {
   const short = name.replace(/^.*<locals>\./, "");
   const isPython = line > 0 && file.endsWith(".py");

@@ -18,7 +18,7 @@ function timelineChart(app) {
     bands: [{ series: [1, 2], fill: () => app.theme.color("idle-fill") }],
     hooks: {
       drawAxes: [(u) => { drawStack(app, u, shown); drawSteps(app, u); }],
-      setCursor: [(u) => { tell(u.cursor.idx); point(u.cursor); }],
+      setCursor: [(u) => { showValues(u.cursor.idx); point(u.cursor); }],
     },
     data: [[], [], [], [], []],
   });
@@ -34,22 +34,24 @@ function timelineChart(app) {
     if (!chart.over.matches(":hover")) return;
     const x = chart.posToVal(left, "x"), y = chart.posToVal(top, "y");
     const at = shown.x.findLastIndex((begins) => begins <= x);
-    let sum = 0;
+    let sum = 0, inOthers = false;
     const rows = shown.colours.flatMap((column, c) => {
       if (at < 0 || !column[at]) return [];
       sum += column[at];
       const isHere = y < sum && y >= sum - column[at];
+      inOthers = isHere && c === HUES.light.length;
       const swatch = make("span", { className: "swatch" });
       swatch.style.background = app.theme.hue(c);
       return [[make("span", { className: isHere ? "here" : "" }, swatch, app.groups.colourName(c)), bytes(column[at])]];
     });
     if (!rows.length) return hideTip();
     const { left: begin, top: upper } = chart.over.getBoundingClientRect();
-    showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}`), definitions(rows.reverse()));
+    showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}`), definitions(rows.reverse()),
+      ...(inOthers ? [make("small", {}, "The largest of the others"), definitions(othersAt(app, app.run.moveBehind(x, app.view.axis)))] : []));
   }
 
   // The names of the lines, with their values at the cursor.
-  function tell(at) {
+  function showValues(at) {
     const { run, other } = app;
     const values = at == null ? [] : chart.data.map((column) => column[at]);
     const [x, held, live, selected, others] = values;
@@ -78,13 +80,24 @@ function timelineChart(app) {
         moves.map((i) => (values ? values[i] : null)));
       const theirs = other ? otherLine(other, view, columns) : null;
       chart.setData(theirs ? join([x, ...main], theirs) : [x, ...main, x.map(() => null)]);
-      tell(chart.cursor.idx);
+      showValues(chart.cursor.idx);
       let most = 0;
       for (const i of moves) most = Math.max(most, held[i]);
       element("timeline").setAttribute("aria-label", `Bytes over time, ${app.windowText()}: live at most `
         + `${bytes(app.survey.peakBytes)}, reserved at most ${bytes(most)} by ${run.facts.policies[view.policy].name}`);
     },
   };
+}
+
+// The largest groups without a colour of their own after a move.
+function othersAt({ run, groups }, move) {
+  const sums = new Map();
+  for (const b of run.liveAt(move)) {
+    const group = groups.of[b];
+    if (groups.colour[group] === HUES.light.length) sums.set(group, (sums.get(group) ?? 0) + run.size[b]);
+  }
+  const largest = Array.from(sums).sort((a, b) => b[1] - a[1]).slice(0, 5);
+  return largest.map(([group, sum]) => [ownerText(groups.names[group]), bytes(sum)]);
 }
 
 // The live bytes of the run that is compared, in the same window.

@@ -53,7 +53,7 @@ function pathOf(run, b, all) {
 
 // ---- groups by outer frame ---------------------------------------------------------------------
 
-// Each block by the outermost frame that tells the largest parts of the peak apart.
+// Each block by the outermost frame that separates the largest parts of the peak.
 function byOuterFrame(run, like) {
   const highest = like.all.reduce((best, live, at, all) => (live > all[best] ? at : best), 0);
   const tree = callTree(like, like.size.keys(), { weigh: (b) => (like.isLive(b, highest) ? like.size[b] : 0) });
