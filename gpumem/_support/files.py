@@ -29,7 +29,7 @@ def _open_without_wait(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_NONBLOCK)
     except OSError as error:
-        raise _irregular(path) if error.errno == errno.ENXIO else error  # of a socket
+        raise (_irregular(path) if error.errno == errno.ENXIO else error) from None  # of a socket
 
 
 def _irregular(path: FilePath) -> OSError:
