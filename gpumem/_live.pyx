@@ -333,14 +333,15 @@ cdef void end_page() except *:
     global page, lock_file, published
     if page == NULL:
         return
+    # First the step that can fail: the page then goes on, and can be ended again.
+    if lock_file >= 0 and is_at(lock_file, published):
+        os.unlink(published)
     with nogil:
         ticker_stop()
         free(page)
+        if lock_file >= 0:
+            close(lock_file)
     page = NULL
-    if lock_file >= 0:
-        if is_at(lock_file, published):
-            os.unlink(published)
-        close(lock_file)
     lock_file = -1
     published = None
 

@@ -153,7 +153,7 @@ class Device:
     def capabilities(self) -> Mapping[str, Capability]:
         """Capabilities of the device, each with the reason if it is missing.
 
-        A look-up raises no error but ClosedError, once the process ends.
+        A look-up raises no error but ClosedError, once the process ends, and MemoryError.
         """
         return _Capabilities(self)
 
@@ -633,7 +633,7 @@ class _Capabilities(Mapping[str, Capability]):
         functions, attribute = _CAPABILITIES[name]
         try:
             return _query_capability(_open_device(self._device), functions, attribute)
-        except ClosedError:
+        except (ClosedError, MemoryError):
             raise  # the driver is shutting down, so there is no answer
         except Exception as error:
             return Capability(False, str(error))

@@ -1307,9 +1307,10 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         else:
             # All or none: the second look comes when no thread allocates any more.
             require_idle_parts(self)
-            held = hold([self], STATE_CLOSING)
+            held = []
+            hold([self], STATE_CLOSING, held)
             try:
-                held += hold(children_of(self), STATE_CLOSING)
+                hold(children_of(self), STATE_CLOSING, held)
                 require_idle_parts(self)
                 for each in children_of(self):
                     each.close()

@@ -31,8 +31,9 @@ cdef class Captures:
     cdef GraphPool pool_of(self, Arena arena, uint32_t slot, bint capturing)
     cdef GraphPool join(self, Arena arena, uint32_t slot, uint64_t capture, uint64_t graph)
     cdef int serve(self, Arena arena, uint32_t slot, object stream, GraphPool pool) except -1
-    # Ends serving a slot; None: all slots of the pool.
+    # Ends serving a slot; None: all slots of the pool. It allocates nothing.
     cdef int end(self, GraphPool pool, object slot) except -1
+    cdef int end_slot(self, GraphPool pool, object slot) except -1
     # Ends a pool, or all pools, that the arena opened for a capture that is over; did any end?
     cdef bint end_if_over(self, GraphPool pool) except -1
     cdef bint end_over(self) except -1

@@ -181,7 +181,8 @@ cdef class GraphPool:
         """
         if not required(self).closed:
             require_idle(self)
-            held = hold(self.members(), STATE_CLOSING)
+            held = []
+            hold(self.members(), STATE_CLOSING, held)
             try:
                 require_idle(self)      # again: nothing is allocated any more
                 for each in self.members():
@@ -231,8 +232,9 @@ class Capture:
         self._entered += 1
         return pool
 
-    def __exit__(self, *exception):
-        # Streams that joined end with the last context.
+    def __exit__(self, kind, error, trace):
+        # Streams that joined end with the last context. Nothing here allocates: a context that
+        # cannot end would serve the stream for good.
         cdef GraphPool pool = self._pool
         if not self._entered:
             raise GpumemError(f"this capture into {pool.name!r} is not entered")
@@ -291,19 +293,32 @@ cdef class Captures:
             raise_status(pool.inner, 0, 0, slot, ARENA_CLOSED)
         # The slot keeps its number while the pool serves the stream.
         slot_retain(arena.core, slot)
-        self.served[slot] = pool
-        pool.serving[slot] = stream
-        self.pools.add(pool)
+        try:
+            self.pools.add(pool)
+            pool.serving[slot] = stream
+            self.served[slot] = pool
+        except MemoryError:
+            pool.serving.pop(slot, None)
+            slot_drop(arena.core, slot)
+            raise
         return 0
 
     cdef int end(self, GraphPool pool, object slot) except -1:
-        for each in list(pool.serving) if slot is None else [slot]:
-            del self.served[each], pool.serving[each]
-            slot_drop(pool.arena.core, each)
+        if slot is not None:
+            self.end_slot(pool, slot)
+        while slot is None and pool.serving:
+            for each in pool.serving:
+                break
+            self.end_slot(pool, each)
         # Users cannot refer to a pool that the arena opened: without a graph it is not needed.
         if pool.capture and not pool.serving:
             for inner in pool.members():
                 close_if_idle(inner)
+        return 0
+
+    cdef int end_slot(self, GraphPool pool, object slot) except -1:
+        del self.served[slot], pool.serving[slot]
+        slot_drop(pool.arena.core, slot)
         return 0
 
     cdef bint end_if_over(self, GraphPool pool) except -1:
@@ -351,12 +366,14 @@ cdef Arena open_pool_arena(Arena arena):
                  count=count_of(arena), debug_heap=False, name=f"{arena.name}, graph pool")
 
 
-cdef uint32_t serve_named(GraphPool pool, object stream) except? 0:
+cdef object serve_named(GraphPool pool, object stream):
+    """Let a pool serve a stream; return the stream's slot."""
     cdef uint32_t slot
     pool.arena.require_open()
     pool.arena.slot_of(stream, &slot)
+    key = slot
     captures_of(pool.arena).serve(pool.arena, slot, stream, pool)
-    return slot
+    return key
 
 
 cdef GraphPool pool_for(Arena arena, uint32_t slot, bint capturing):

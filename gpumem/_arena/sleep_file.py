@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -16,13 +17,16 @@ class SleepFile:
     It stays open, because its path may be renamed. `nbytes` is the size that it has to have.
     """
 
+    descriptor = -1
+
     def __init__(self, to: str | bytes | os.PathLike[str]) -> None:
         # The program may change its working directory before the file is removed.
         self.path = os.path.abspath(os.fsdecode(to))
         self.nbytes = 0
+        self._process = os.getpid()
         access = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.descriptor = os.open(self.path, access, 0o600)
-        weakref.finalize(self, _end, self.descriptor, self.path, os.getpid())
+        _open.add(self)
 
     def error(self, arena: str, code: int) -> SleepFileError:
         """Return the error of a failed read or write of an arena's bytes, by its errno."""
@@ -36,10 +40,29 @@ class SleepFile:
         text = f"the file with the sleeping bytes of arena {arena!r} cannot be used: {why}"
         return SleepFileError(code, text, self.path)
 
+    def remove(self) -> None:
+        """Remove the file in the process that made it, if the path still names it."""
+        with contextlib.suppress(OSError):
+            if os.getpid() == self._process and os.path.samestat(
+                os.lstat(self.path), os.fstat(self.descriptor)
+            ):
+                os.unlink(self.path)
 
-def _end(descriptor: int, path: str, process: int) -> None:
-    """Close a file and, in the process that made it, remove it if the path still names it."""
-    with contextlib.suppress(OSError):
-        if os.getpid() == process and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-            os.unlink(path)
-    os.close(descriptor)
+    def __del__(self) -> None:
+        if self.descriptor < 0:
+            return
+        try:
+            self.remove()
+        except MemoryError:  # the next request for a few bytes may succeed
+            self.remove()
+        finally:
+            os.close(self.descriptor)
+
+
+_open: weakref.WeakSet[SleepFile] = weakref.WeakSet()
+
+
+@atexit.register
+def _remove_all() -> None:
+    for file in list(_open):
+        file.remove()

@@ -146,20 +146,24 @@ cdef int require_idle_tags(Arena arena) except -1:
 # ---- a change that waits for no thread -----------------------------------------------------------
 
 
-cdef list hold(list arenas, int state):
+cdef int hold(list arenas, int state, list held) except -1:
     cdef Arena each
     cdef bint turned
-    cdef list held = []
     for each in arenas:
         with nogil:
             turned = arena_turn(each.core, STATE_OPEN, state)
-        if turned:
-            held.append(each)
-        elif arena_state(each.core) in (STATE_CLOSING, STATE_FALLING):
+        try:
+            if turned:
+                held.append(each)
+        except MemoryError:
+            let_go([each], state)
+            let_go(held, state)
+            raise
+        if not turned and arena_state(each.core) in (STATE_CLOSING, STATE_FALLING):
             let_go(held, state)
             raise InUseError(f"arena {each.name!r} is in use: another thread is closing it or "
                              "putting it to sleep")
-    return held
+    return 0
 
 
 cdef int let_go(list held, int state) except -1:
@@ -167,6 +171,7 @@ cdef int let_go(list held, int state) except -1:
     for each in held:
         with nogil:
             arena_turn(each.core, state, STATE_OPEN)
+    held.clear()
     return 0
 
 
@@ -217,40 +222,43 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
     cdef SleepSums before
     cdef StorePlace* to_place
     cdef uint64_t released = 0
+    cdef Py_ssize_t asleep = 0      # of those that fall
     require_sleeper(arena)
     if registered not in ("refuse", "stay"):
         raise ConfigError(f"invalid registered = {registered!r}: expected 'refuse' or 'stay'")
     stays = registered == "stay"
     sleepers = find_sleepers(arena, tags, stays)
+    everything = named_tags(arena, None)
     place = SleepPlace(arena, to, arena.config.sleep_keep_bytes)
     falling = []        # those that fall asleep, in this order, with the parts that are held
-    done = []
     try:
         # From here on no view and no access begins: the second look finds all that there are.
         for name, each, parts in sleepers:
-            falling.append((name, each, hold(parts, STATE_FALLING)))
+            held = []
+            falling.append((name, each, held))
+            hold(parts, STATE_FALLING, held)
             if not may_sleep(each, parts, stays):
-                let_go(falling.pop()[2], STATE_FALLING)
+                let_go(held, STATE_FALLING)
+                falling.pop()
         # Ctrl-C ends this wait; later waits are for work that was queued after it.
         synchronize_device(&arena.driver_device.context)
-        while falling:
-            name, each, _ = falling[0]
+        for name, each, held in falling:
             before = sleep_sums(each.core)
             to_place = NULL if mode_of(arena, name) == "drop" else place.make_room(each)
-            del falling[0]      # from here on its parts sleep, or are open again
+            held.clear()        # from here on its parts sleep, or are open again
             sleep_one(each, to_place)
+            asleep += 1
             if to_place != NULL:
                 place.note_use(each)
-            done.append((name, each))
             released += before.held - sleep_sums(each.core).held
     except BaseException as error:
         for _, _, held in falling:
             let_go(held, STATE_FALLING)
-        wake_all(arena, done, error)
+        wake_all(arena, falling[:asleep], error)
         raise
     finally:
         place.close()
-        forget_files(arena)
+        forget_files(everything)
     return released
 
 
@@ -299,11 +307,12 @@ cdef int sleep_one(Arena arena, StorePlace* to) except -1:
 cdef int wake_tags(Arena arena, object tags) except -1:
     cdef Arena each
     require_sleeper(arena)
+    everything = named_tags(arena, None)
     try:
         for _, each in named_tags(arena, tags):
             wake_one(each)
     finally:
-        forget_files(arena)
+        forget_files(everything)
     return 0
 
 
@@ -311,7 +320,7 @@ cdef int wake_all(Arena arena, list named, object refusal) except -1:
     """Wake the tags that were put to sleep before another one was refused."""
     cdef Arena each
     failed = []
-    for name, each in named:
+    for name, each, _ in named:
         try:
             wake_one(each)
         except (GpumemError, MemoryError):
@@ -338,10 +347,10 @@ cdef int wake_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
     return arena_wake(core)
 
 
-cdef int forget_files(Arena arena) except -1:
+cdef int forget_files(list everything) except -1:
     # A file is removed with the last tag that has bytes in it.
     cdef Arena each
-    for _, each in named_tags(arena, None):
+    for _, each in everything:
         if arena_state(each.core) == STATE_OPEN:
             each.sleep_file = None
     return 0

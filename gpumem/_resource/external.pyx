@@ -232,6 +232,9 @@ cdef class ExternalAllocator(MemoryResource):
             given = self.callbacks[0](nbytes)
         finally:
             context_leave(self.ledger.context)
+        # Without an allocation, which could fail: the memory behind the address would be lost.
+        if type(given) is int and 0 <= given < 1 << 64:
+            return given
         return 0 if given is None else number_of("alloc returned", given, 0)
 
     cdef bint call_empty_cache(self) except -1:
@@ -406,7 +409,11 @@ cdef void free_address(ExternalCore* core, uint64_t address) noexcept:
         with nogil:
             core.free(<void*><uintptr_t>address)
     else:
-        call_unraisable(<object>core.free_object, (address,), <object>core.free_object)
+        try:
+            given = (address,)
+        except MemoryError:     # the next request for a few bytes may succeed
+            given = (address,)
+        call_unraisable(<object>core.free_object, given, <object>core.free_object)
 
 
 # ---- addresses that are not freed yet ------------------------------------------------------------

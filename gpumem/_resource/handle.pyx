@@ -168,8 +168,14 @@ def received_handle(sent, kind, contents):
     return handle_of(fd, kind, contents)
 
 
-cdef Handle handle_of(int fd, object kind, object contents):
-    cdef Handle handle = Handle.__new__(Handle)
+cpdef Handle handle_of(int fd, object kind, object contents):
+    """Make a Handle of a descriptor, which is closed if that fails."""
+    cdef Handle handle
+    try:
+        handle = Handle.__new__(Handle)
+    except MemoryError:
+        close(fd)
+        raise
     handle.kind = kind
     handle.contents = contents
     own(handle, fd)

@@ -19,7 +19,7 @@ from gpumem._native.driver cimport (
     CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, device_enter,
     device_leave, DeviceContext, DriverDevice,
 )
-from gpumem._resource.handle cimport descriptor_of
+from gpumem._resource.handle cimport descriptor_of, handle_of
 from gpumem._resource.pool_driver cimport (
     device_figures, no_way_between, peer_is_reached, pool_attribute, pool_config, pool_core,
     pool_destroy, pool_destroy_native, pool_end, pool_free, pool_free_refused, pool_free_view,
@@ -28,7 +28,6 @@ from gpumem._resource.pool_driver cimport (
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 
-from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
 from gpumem.device import Device, devices, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
@@ -368,7 +367,7 @@ cdef class DriverPool(MemoryResource):
         device_leave(self.ledger.context, code, "cuMemPoolExportToShareableHandle")
         # For export_buffer, which needs an exported pool.
         self.was_exported = True
-        return Handle(fd)
+        return handle_of(fd, None, None)
 
     @classmethod
     def import_handle(cls, device, fd, *, default_stream=None, name=None):

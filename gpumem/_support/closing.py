@@ -37,10 +37,14 @@ class Closable(Uncopied):
 def close_after_body(close: Callable[[], object], error: BaseException | None) -> None:
     """Close what a ``with`` statement opened; an exception of its body comes first.
 
-    The frames of an exception often keep buffers, so that closing fails as a consequence.
+    The frames of an exception often keep buffers, so that closing fails as a consequence. A close
+    that lacks host memory is tried once more.
     """
     try:
-        close()
+        try:
+            close()
+        except MemoryError:
+            close()
     except Exception as consequence:
         if error is None:
             raise

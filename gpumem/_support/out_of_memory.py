@@ -1,7 +1,7 @@
 """Limits of the process for which the kernel refuses memory, although memory is there.
 
 Errors name them. All modules are imported beforehand: without a descriptor none can be imported.
-Some mappings are kept for the objects of an error: without a mapping Python gets no memory for them.
+Some mappings are kept for the objects of an error: without one Python gets no memory for them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from operator import index
 from typing import Any, Literal
 from uuid import UUID
 
-from gpumem._resource.handle import Handle
+from gpumem._resource.handle import Handle, handle_of
 from gpumem._support.arguments import refuse
 from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device, devices
@@ -378,7 +378,7 @@ def duplicate(handle: Any) -> Handle:
     if not 0 <= number < 1 << 31:
         raise BadHandleError(errno.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
     try:
-        return Handle(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0))
+        return handle_of(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0), None, None)
     except OSError as error:
         raise BadHandleError(error.errno, f"descriptor {number}: {error.strerror}") from None
 

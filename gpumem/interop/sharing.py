@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumem._arena.arena import export_block
 from gpumem._buffer.buffer import Buffer
 from gpumem._copy.copy import synchronize
-from gpumem._resource.handle import Handle
+from gpumem._resource.handle import Handle, handle_of
 from gpumem._resource.pool import pool_of
 from gpumem._support.arguments import require
 from gpumem._support.texts import shown
@@ -186,7 +186,7 @@ def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
         read_only=read_only,
         pool_pointer=note,
     )
-    return Handle(handle.detach(), kind=kind, contents=contents)
+    return handle_of(handle.detach(), kind, contents)
 
 
 def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
@@ -310,6 +310,8 @@ def _is_memory(value: object) -> bool:
     # A pickle may make one without its attributes, or with others.
     try:
         return isinstance(value, MemoryInfo) and replace(value) == value
+    except MemoryError:
+        raise
     except Exception:
         return False
 

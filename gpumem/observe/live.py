@@ -297,9 +297,9 @@ class Publication(Closable):
         with _lock:
             if self._closed:
                 return
+            _live.stop()
             self._closed = True
             _publication = None
-            _live.stop()
 
     def __repr__(self) -> str:
         return f"<gpumem.observe.Publication {self._path}{', closed' if self._closed else ''}>"

@@ -1,4 +1,4 @@
-"""Refusals of a device that gpumem takes for a GPU: other processes are named, without an import."""
+"""Refusals of a device that stands for a GPU: other processes are named, nothing is imported."""
 
 from helpers import child
 

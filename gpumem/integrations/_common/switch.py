@@ -93,12 +93,16 @@ class Framework(ABC):
 
 
 class _Frame:
-    """A setting that is in force or hidden by later ones, and the state before it."""
+    """A setting that is in force or hidden by later ones, and the state before it.
 
-    def __init__(self, setting: Setting, before: Any, switched: bool) -> None:
+    It is made before the framework is switched: an allocation that fails afterwards would leave the
+    framework with a setting of which nothing is known.
+    """
+
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.before = before
-        self.switched = switched  # False: the setting was in force already
+        self.before: Any = None
+        self.switched = False  # False: the setting was in force already
 
 
 class Switch:
@@ -116,12 +120,14 @@ class Switch:
             if self._enabled is not None and self._enabled.setting == setting and not self._used:
                 return
             self._require_unused("enabled")
+            frame = _Frame(setting)
             if self._enabled is None:
-                self._enabled = _Frame(setting, self.framework.attach(setting), True)
-                return
-            self._require_restorable("replaced")
-            before = self.framework.replace(self._enabled.before, setting)
-            self._enabled = _Frame(setting, before, True)
+                frame.before = self.framework.attach(setting)
+            else:
+                self._require_restorable("replaced")
+                frame.before = self.framework.replace(self._enabled.before, setting)
+            frame.switched = True
+            self._enabled = frame
 
     def disable(self) -> None:
         """Restore the framework's state before the first `enable`."""
@@ -151,13 +157,19 @@ class Switch:
     def enter(self, use: Using, setting: Setting) -> None:
         """Put a setting in force until `leave` of the same `Using`."""
         with self._lock:
-            if self.current() == setting:
-                frame = _Frame(setting, None, False)
-            else:
-                if self.current() is not None:
+            frame = _Frame(setting)
+            entry = (use, frame)
+            if (current := self.current()) != setting:
+                if current is not None:
                     self._require_restorable("replaced")
-                frame = _Frame(setting, self.framework.attach(setting), True)
-            self._used.append((use, frame))
+                frame.before = self.framework.attach(setting)
+                frame.switched = True
+            try:
+                self._used.append(entry)
+            except MemoryError:
+                if frame.switched:
+                    self.framework.restore(frame.before)
+                raise
 
     def leave(self, use: Using, thread: threading.Thread) -> None:
         """Restore the setting before `enter`."""
@@ -167,8 +179,13 @@ class Switch:
             frame = self._used[-1][1]
             if frame.switched:
                 self._keep_if_not_restorable(frame)
-                self.framework.restore(frame.before)
-            self._used.pop()
+            entry = self._used.pop()
+            try:
+                if frame.switched:
+                    self.framework.restore(frame.before)
+            except BaseException:
+                self._used.append(entry)
+                raise
 
     def _keep_if_not_restorable(self, frame: _Frame) -> None:
         # From then on it counts as enabled, and cannot be left a second time.
@@ -234,8 +251,9 @@ class Using(Uncopied):
             raise IntegrationError(
                 f"a `using` of {self._switch.framework.name} is entered once; make another"
             )
+        thread = threading.current_thread()
         self._switch.enter(self, self._setting)
-        self._thread = threading.current_thread()
+        self._thread = thread
         return self
 
     def leave(self) -> None:
@@ -253,7 +271,10 @@ class Using(Uncopied):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.leave()
+            try:
+                self.leave()
+            except MemoryError:  # the next request for a few bytes may succeed
+                self.leave()
         except IntegrationError as refusal:
             # The exception from inside the block goes on; this one becomes a note of it.
             if error is None:
