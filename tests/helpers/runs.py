@@ -1,4 +1,4 @@
-"""Runs for reports: small ones whose figures are known, and one of a million events."""
+"""Runs for reports: small ones of known figures, one of many owners, one of a million events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told_run(name: str = "told", more: int = 0, **meta: int) -> Trace:
     """Make a run with owners, stacks, addresses and segments; 7 MiB live at most, at event 3.
 
     4 MiB of weights, which stay, and 2 MiB of activations lie in a segment of 8 MiB; 1 MiB of a
-    workspace, without a stack, in a segment of 4 MiB that comes and goes with it. `more` is added
+    workspace, without a stack, in a segment of 4 MiB that lasts as long. `more` is added
     to the bytes of the activations.
     """
     base, far = 0x10000000, 0x40000000

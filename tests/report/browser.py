@@ -77,7 +77,7 @@ class Browser:
     _session = ""
 
     def call(self, method: str, **parameters):
-        """Ask the page something of the protocol."""
+        """Call a method of the protocol."""
         return self._send(method, **parameters)
 
     def open(self, page: Path, fragment: str = "") -> None:
@@ -88,7 +88,7 @@ class Browser:
         self.settle()
 
     def evaluate(self, expression: str):
-        """Give the value of an expression in the page; promises are waited for."""
+        """Return the value of an expression in the page; await promises."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -97,7 +97,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str):
-        """Wait until an expression is true; give its value."""
+        """Wait until an expression is true; return its value."""
         end = time.monotonic() + self.PATIENCE_S
         while not (value := self.evaluate(expression)):
             if time.monotonic() > end:
@@ -106,7 +106,7 @@ class Browser:
         return value
 
     def settle(self) -> None:
-        """Wait until what was asked for is drawn: two frames later."""
+        """Wait until changes are drawn: two frames later."""
         self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def mouse(self, kind: str, x: float, y: float, **more) -> None:
@@ -140,7 +140,7 @@ class Browser:
         self.settle()
 
     def resize(self, width: int, height: int = 1000) -> None:
-        """Give the page another size."""
+        """Change the size of the page."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.settle()
@@ -156,7 +156,7 @@ class Browser:
     def close(self) -> None:
         """End the process and those that it started."""
         try:
-            # Nobody waits for its answer, which may not come.
+            # The answer is not awaited: it may be missing.
             os.write(self._writes, b'{"id": 0, "method": "Browser.close"}\0')
             self._process.wait(timeout=10)
         except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A browser for the pages, one for all tests; what draws is looked at in it."""
+"""A browser for the pages, one for all tests, in which drawn pages are read."""
 
 import os
 from pathlib import Path
@@ -31,11 +31,11 @@ class Page:
         assert browser.evaluate("document.documentElement.dataset.state") == "ready", browser.errors
 
     def text(self, selector: str) -> str:
-        """Give the text of an element."""
+        """Return the text of an element."""
         return self.browser.evaluate(f"document.querySelector({selector!r}).innerText")
 
     def rows(self, selector: str) -> list[list[str]]:
-        """Give the cells of a table's body."""
+        """Return the cells of a table's body."""
         return self.browser.evaluate(
             f"Array.from(document.querySelectorAll({selector + ' tbody tr'!r}),"
             " row => Array.from(row.children, cell => cell.innerText.trim()))"
@@ -63,7 +63,7 @@ class Page:
         )
 
     def written(self, chart: str) -> list[tuple[str, float, float]]:
-        """Draw a chart again; give the texts on its canvas, each with its left and right end."""
+        """Draw a chart again; return the texts on its canvas, each with its left and right end."""
         self.browser.evaluate(
             """(() => {
                  const draw = CanvasRenderingContext2D.prototype.fillText;
@@ -81,7 +81,7 @@ class Page:
         return [tuple(row) for place, *row in self.browser.evaluate("written") if place == chart]
 
     def box(self, selector: str) -> dict[str, float]:
-        """Scroll to an element; give where it is."""
+        """Scroll to an element; return its place."""
         return self.browser.evaluate(f"""(() => {{
               const found = document.querySelector({selector!r});
               found.scrollIntoView({{block: 'center'}});
@@ -90,11 +90,11 @@ class Page:
             }})()""")
 
     def link(self) -> str:
-        """Give what stands behind the # of the address."""
+        """Return the part of the address after the #."""
         return self.browser.evaluate("location.hash")
 
     def hidden(self, selector: str) -> bool:
-        """Tell whether an element takes no room."""
+        """Return whether an element takes no room."""
         return self.browser.evaluate(f"!document.querySelector({selector!r}).offsetHeight")
 
     def find(self, text: str) -> None:
@@ -113,7 +113,7 @@ class Page:
         self.browser.click(*at)
 
     def choose(self, selector: str, value: str) -> None:
-        """Choose of a select, or press a radio button, as a person's change of it."""
+        """Choose of a select, or press a radio button, as a click does."""
         self.browser.evaluate(f"""(() => {{
               const found = document.querySelector({selector!r});
               if (found.type === 'radio') found.click();
@@ -136,7 +136,7 @@ class Page:
 
 @pytest.fixture
 def open_page(chromium):
-    """Open a report; when the test ends, nothing may have complained or asked for a network."""
+    """Open a report; it must log no error and request nothing from a network."""
     opened = []
 
     def open_it(path, fragment="") -> Page:

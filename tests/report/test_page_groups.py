@@ -1,11 +1,13 @@
 """Groups of many owners, rules, the stacks of a moment, and the owners under the pointer."""
 
+import numpy as np
 import pytest
 from helpers.runs import MIB, many_owners, small_run, told_run
 
 from gpumem.cli import main
 from gpumem.errors import ConfigError
 from gpumem.report import write_report
+from gpumem.traces import Details, Phase, Trace
 
 CALLED_BY = "forward (model.py:20)", "forward (model.py:30)"
 
@@ -29,13 +31,13 @@ def told(open_page, tmp_path):
 
 
 def key(page):
-    """Give the names of the colours and their bytes."""
+    """Return the names of the colours and their bytes."""
     texts = page.text("#key").split("\n")
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def bars(page):
-    """Give the texts of the flame graph's bars, with the part of the width that each has."""
+    """Return the texts of the flame graph's bars, with the part of the width that each has."""
     return page.browser.evaluate(
         "Array.from(document.querySelectorAll('#flame button'), bar => [bar.innerText,"
         " Number((bar.offsetWidth / bar.parentElement.offsetWidth).toFixed(2))])"
@@ -65,7 +67,7 @@ def test_groups_of_owners_without_stacks_are_beginnings_of_their_names(open_page
     names = [f"model.{'encoder' if n % 2 else 'decoder'}.{n}" for n in range(61)]
     details = {**vars(run.details), "owners": tuple(names), "stack": None, "stacks": ()}
     columns = run.action, run.block, run.size, run.stream, run.time_us
-    write_report(type(run)(*columns, details=type(run.details)(**details)), tmp_path / "page.html")
+    write_report(Trace(*columns, details=Details(**details)), tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     assert key(page) == {"model.encoder.": "30 MiB", "model.decoder.": "30 MiB"}
 
@@ -109,6 +111,27 @@ def test_rules_of_the_command_are_the_groups_that_a_page_opens_with(open_page, t
     page = open_page(tmp_path / "page.html")
     assert key(page) == {"blocks": "148 MiB", "attention": "74 MiB", "no rule": "4 KiB"}
     assert page.text("#groups-title") == "Rules"
+
+
+def test_categories_come_first_and_phases_are_a_choice(open_page, tmp_path):
+    run = told_run()
+    more = {
+        "category": np.array([0, 1, 0], np.int32),
+        "categories": ("other", "activations"),
+        "phases": (Phase("step", 1, 3), Phase("forward", 1, 2, 1)),
+    }
+    details = Details(**{**vars(run.details), **more})
+    columns = run.action, run.block, run.size, run.stream, run.time_us
+    write_report(Trace(*columns, details=details), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert key(page) == {"other": "5 MiB", "activations": "2 MiB"}
+    assert page.text("#stacked") == "Live bytes, stacked by category."
+    page.choose("#by", "phase")
+    assert key(page) == {
+        "outside of phases": "4 MiB",
+        "step / forward": "2 MiB",
+        "step": "1 MiB",
+    }
 
 
 @pytest.mark.parametrize(
