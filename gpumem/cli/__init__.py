@@ -1,7 +1,7 @@
 """The ``gpumem`` command: one module per subcommand, one place that turns errors into exit codes.
 
-Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Every error is one line on stderr;
-with ``--json`` stdout holds exactly one JSON object, or nothing.
+Exit codes: 0 done, 1 failed, 2 bad input, 3 more memory than allowed, 130 interrupted. Every error
+is one line on stderr; with ``--json`` stdout holds exactly one JSON object, or nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gpumem.cli.bench import bench
 from gpumem.cli.completion import completion
 from gpumem.cli.demo import demo
 from gpumem.cli.info import info
+from gpumem.cli.peak import show_peak
 from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report
@@ -44,7 +45,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, run, replay, report, plan, top, bench, demo, completion):
+for command in (info, run, replay, report, show_peak, plan, top, bench, demo, completion):
     commands.add_command(command)
 
 

@@ -9,7 +9,7 @@ import click
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import complete_trace, rule_option, within
 from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
-from gpumem.report import Report, write_report
+from gpumem.report import Change, Report, write_report
 
 
 @click.command(short_help="Make a page of recordings, traces or memory snapshots.")
@@ -31,6 +31,12 @@ from gpumem.report import Report, write_report
     "A group that the page shows first: blocks with REGEX in their owner or in a frame of their "
     'stack, "file:line function"; of several, the first that fits.'
 )
+@click.option(
+    "--diff",
+    is_flag=True,
+    help="Print which call stacks have more or fewer bytes at the peak of "
+    "the second FILE than at that of the first.",
+)
 @json_option
 def report(
     files: tuple[str, ...],
@@ -38,6 +44,7 @@ def report(
     title: str | None,
     device: int | None,
     rules: list[tuple[str, str]],
+    diff: bool,
     as_json: bool,
 ) -> None:
     """Write a page that shows FILE: bytes over time, addresses, stacks, owners, leaks, policies.
@@ -47,6 +54,8 @@ def report(
     program before and after a change, are shown on one page and compared there. The page is one
     file, which every browser can open without a network.
     """
+    if diff and len(files) != 2:
+        raise click.UsageError(f"--diff compares 2 files, not {len(files)}")
     page = Path(f"{Path(files[0]).stem}.html") if output is None else output
     source = files[0] if len(files) == 1 else files
     try:
@@ -57,6 +66,8 @@ def report(
     notice(made.notice)
     if as_json:
         print_json(made.as_dict())
+    elif diff:
+        _show_changes(made)
     else:
         _show(made)
 
@@ -88,3 +99,13 @@ def _show(made: Report) -> None:
             each["how"],
         )
     console.print(rows)
+
+
+def _show_changes(made: Report) -> None:
+    before, after = made.runs[0], made.runs[-1]
+    rows = table("at the peaks", before.name, after.name, "grown", numbers=3)
+    peaks = Change("all", before.peak_live_bytes, after.peak_live_bytes)
+    for each in (peaks, *made.changes):
+        grown = ("+" if each.grown > 0 else "-") + format_size(abs(each.grown))
+        rows.add_row(each.name, format_size(each.before), format_size(each.after), grown)
+    stdout().print(rows)

@@ -17,16 +17,18 @@ from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record
-from gpumem.report import Report, write_report
+from gpumem.report import Change, Peak, Report, peak, write_report
 
 __all__ = [
     "AllocationEvent",
     "Block",
+    "Change",
     "Events",
     "Frame",
     "LiveBudget",
     "LivePage",
     "LiveResource",
+    "Peak",
     "Publication",
     "RecordedResource",
     "Recording",
@@ -35,6 +37,7 @@ __all__ = [
     "ResourceSnapshot",
     "Snapshot",
     "SnapshotDiff",
+    "peak",
     "phase",
     "prometheus_text",
     "publish",

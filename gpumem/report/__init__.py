@@ -23,13 +23,17 @@ from gpumem.replay.policies import Policy
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of
 from gpumem.report.data import Figures, figures_of, notice_of_runs, policies_of, run_data
+from gpumem.report.peak import Change, Peak, peak, peak_of
 from gpumem.traces import Trace, load_traces
 from gpumem.traces.builder import require_device
 from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 from gpumem.traces.groups import Rules, expressions_of
 
-__all__ = ["Report", "write_report"]
+__all__ = ["Change", "Peak", "Report", "peak", "write_report"]
+
+MAX_CHANGES = 200
+"""A page lists at most so many stacks that grew and as many that shrank."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +55,9 @@ class Report(Figures):
         runs; "" if they lack none.
     runs : tuple of Figures
         Of every run on the page, in order: each file, and each memory in a file.
+    changes : tuple of Change
+        Of two or more files, what has more or fewer bytes at the peak of the second than at that of
+        the first; see `Peak.diff`.
     name : str
         Name of the run that the page shows first: the busiest memory of the first file. This and
         all other fields are those of `Figures`; `policies` are of the same run.
@@ -70,6 +77,7 @@ class Report(Figures):
     policies: tuple[dict[str, Any], ...]
     notice: str = ""
     runs: tuple[Figures, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     def __repr__(self) -> str:
         return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
@@ -94,7 +102,8 @@ class Report(Figures):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a plain dict."""
-        return {**asdict(self), "path": str(self.path)}
+        changes = [each.as_dict() for each in self.changes]
+        return {**asdict(self), "path": str(self.path), "changes": changes}
 
 
 Source: TypeAlias = Trace | Snapshot | str | os.PathLike[str]
@@ -183,7 +192,12 @@ def write_report(
         doing(f"reading {getattr(each, 'name', each)}")
         found.append(_traces_of(each, device))
     first = busiest(found[0])
-    runs = [(trace, label) for traces in found for trace, label in _labelled(traces, len(found))]
+    names = _names_of(sources, found)
+    runs = [
+        (trace, label)
+        for traces, name in zip(found, names, strict=True)
+        for trace, label in _labelled(traces, name)
+    ]
     data: list[dict[str, Any]] = []
     served: list[Policy] = []
     for trace, label in runs:
@@ -193,7 +207,14 @@ def write_report(
             served = ways
     doing("writing the page")
     shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
-    facts = {"runs": data, "shown": shown}
+    peaks = [peak_of(busiest(traces)) for traces in found[:2]]
+    changes = peaks[0].diff(peaks[1]) if peaks[1:] else ()
+    facts = {
+        "runs": data,
+        "shown": shown,
+        "names": names,
+        "changes": [*changes[:MAX_CHANGES], *changes[MAX_CHANGES:][-MAX_CHANGES:]],
+    }
     text = page.page(title or _title(first, len(found)), VERSION, facts)
     written = page.write_page(target, text)
     figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
@@ -203,6 +224,7 @@ def write_report(
         policies=tuple(each.as_dict() for each in served),
         notice=notice_of_runs(*zip(*runs, strict=True)),
         runs=figures,
+        changes=changes,
         **vars(figures[shown]),
     )
 
@@ -220,13 +242,31 @@ def _traces_of(source: Source, device: int | None) -> list[Trace]:
     return load_traces(source, device=device)
 
 
-def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]]:
-    """Name the traces of one file on a page of `files` files."""
+def _names_of(sources: Sequence[Source], found: Sequence[Sequence[Trace]]) -> list[str]:
+    """Name each source of several: files by as much of their paths as tells them apart."""
+    if len(sources) == 1:
+        return [""]
+    parts = [
+        Path(source).absolute().with_suffix("").parts
+        if isinstance(source, str | os.PathLike)
+        else (traces[0].name,)
+        for source, traces in zip(sources, found, strict=True)
+    ]
+    names: list[str] = []
+    for count in range(1, max(map(len, parts)) + 1):
+        names = [os.sep.join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
+
+
+def _labelled(traces: Sequence[Trace], name: str) -> Iterator[tuple[Trace, str]]:
+    """Name the traces of one file; `name` is empty if it is the only one."""
     for trace in traces:
         memory = memory_of(trace)
         parts = [
-            trace.name if files > 1 or not memory else "",
-            memory if files == 1 or len(traces) > 1 else "",
+            name if name or memory else trace.name,
+            memory if not name or len(traces) > 1 else "",
         ]
         yield trace, ", ".join(filter(None, parts))
 

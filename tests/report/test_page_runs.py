@@ -91,3 +91,9 @@ def test_devices_of_a_torch_snapshot_are_runs_of_one_page(open_page, tmp_path):
     assert "at most 4 MiB live at one time" in page.text("#runs-sum")
     page.press("#leaks tbody button")
     assert page.text("#block-stack") == "step /job/train.py:7"
+
+
+def test_stacks_that_grew_are_listed(two):
+    ((name, *figures),) = two.rows("#changes")
+    assert name.split()[0] == "forward"
+    assert figures == ["2 MiB", "3 MiB", "+1 MiB"]

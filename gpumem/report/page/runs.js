@@ -74,3 +74,12 @@ function sumText(runs, first) {
   for (const [, change] of changes) most = Math.max(most, (now += change));
   return `All runs together have at most ${bytes(most)} live at one time. ${hint}`;
 }
+
+// The call stacks, or owners, with more or fewer bytes at the peak of the second file.
+function changesTable(names, changes) {
+  if (!changes.length) return;
+  const rows = changes.map(([name, before, after]) => make("tr", {},
+    make("th", { scope: "row" }, make("span", { className: "name", title: name }, ...words(name))),
+    cell(bytes(before)), cell(bytes(after)), cell((after > before ? "+" : "−") + bytes(Math.abs(after - before)))));
+  element("changes").replaceChildren(head("At the peaks", ...names.slice(0, 2), "Grown"), make("tbody", {}, ...rows));
+}

@@ -1,0 +1,108 @@
+"""``gpumem peak``: the largest use of memory of a run, in ten lines."""
+
+from __future__ import annotations
+
+import click
+
+from gpumem._support.sizes import format_size, parse_size
+from gpumem.cli.arguments import complete_trace, rule_option, size, within
+from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout
+from gpumem.errors import ConfigError
+from gpumem.report import Peak, peak
+
+TOO_MUCH = 3
+_STACKS = 5
+_FRAMES = 3
+
+
+@click.command("peak", short_help="Print what the peak of a run consists of.")
+@click.argument("file", shell_complete=complete_trace)
+@click.option(
+    "--device",
+    type=within("integer", click.IntRange(0)),
+    metavar="N",
+    help="Index of the memory of a FILE that has several; by default the busiest.",
+)
+@rule_option("A group of blocks, by their owner or a frame of their stack; see gpumem report.")
+@click.option(
+    "--max", "limit", callback=size, metavar="SIZE", help="Exit with 3 if the peak is above SIZE."
+)
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    shell_complete=complete_trace,
+    help="Exit with 3 if the peak is above that of this FILE by more than the tolerance.",
+)
+@click.option(
+    "--tolerance",
+    default="0%",
+    metavar="PERCENT|SIZE",
+    show_default=True,
+    help="Of the baseline, such as 2% or 100MiB.",
+)
+@json_option
+def show_peak(
+    file: str,
+    device: int | None,
+    rules: list[tuple[str, str]],
+    limit: int | None,
+    baseline: str | None,
+    tolerance: str,
+    as_json: bool,
+) -> int:
+    """Print the moment of FILE at which most bytes were live, and what they were.
+
+    FILE is a recording, a trace, or a memory snapshot, as for gpumem report. --max and --baseline
+    compare live bytes, as requested.
+    """
+    allowed = [] if limit is None else [limit]
+    with progress(f"reading {file}"):
+        found = peak(file, device=device, rules=rules)
+        if baseline is not None:
+            before = peak(baseline, device=device).live_bytes
+            allowed.append(before + _tolerated(tolerance, before))
+    over = max((found.live_bytes - each for each in allowed), default=0)
+    notice(found.notice)
+    if as_json:
+        print_json({**found.as_dict(), "allowed_bytes": min(allowed, default=None)})
+    else:
+        stdout().print(pairs(_rows(found)))
+    if over <= 0:
+        return 0
+    click.echo(
+        f"gpumem: the peak is {format_size(over)} above {format_size(min(allowed))}", err=True
+    )
+    return TOO_MUCH
+
+
+def _tolerated(text: str, baseline: int) -> int:
+    """Return the bytes that a tolerance allows above the baseline."""
+    try:
+        if text.endswith("%") and 0 <= (share := float(text[:-1])) < float("inf"):
+            return int(baseline * share / 100)
+        return parse_size(text)
+    except (ValueError, ConfigError):
+        raise click.BadParameter(
+            f"invalid --tolerance {text!r}: expected a share such as 2%, or a size"
+        ) from None
+
+
+def _rows(found: Peak) -> dict[str, str]:
+    rows = {
+        "peak": f"{format_size(found.live_bytes)} live at {found.time_us / 1e6:.3f} s"
+        + (f" in {found.phase}" if found.phase else ""),
+        "reserved": "not in the file"
+        if found.reserved_bytes is None
+        else f"{format_size(found.reserved_bytes)} at its own peak",
+    }
+    for by, most in (("category", None), ("rule", None), ("owner", _STACKS)):
+        if groups := found.groups.get(by):
+            named = (f"{each.name} {format_size(each.nbytes)}" for each in groups[:most])
+            rows[by] = ", ".join(named)
+    for number, each in enumerate(found.groups.get("stack", ())[:_STACKS], 1):
+        frames = " < ".join(each.name.split(" < ")[:_FRAMES])
+        blocks = f"{each.blocks:,} block{'s' * (each.blocks != 1)}"
+        rows[f"stack {number}"] = f"{format_size(each.nbytes)} in {blocks}: {frames}"
+    if found.refused:
+        rows["refused"] = f"{len(found.refused):,}, the last {format_size(found.refused[-1])}"
+    return rows

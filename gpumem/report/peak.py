@@ -1,0 +1,186 @@
+"""The peak of a run: what was live when most was live, and how two peaks differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from gpumem._snapshots.snapshot import Snapshot
+from gpumem._support.arguments import require
+from gpumem._support.notebooks import html_table
+from gpumem._support.sizes import format_size
+from gpumem.report.data import notice_of, recorded_policy
+from gpumem.traces import Trace, load_trace
+from gpumem.traces.formats import busiest, memory_of
+from gpumem.traces.gpumem_snapshot import traces_of_snapshot
+from gpumem.traces.groups import Rules, bytes_at, groups_of, peak_event, phase_paths, phases_at
+
+__all__ = ["Change", "Group", "Peak", "peak"]
+
+_SITES = ("stack", "owner")
+"""What the blocks of two runs are compared by, the first that both have."""
+
+
+class Group(NamedTuple):
+    """Blocks that are live at a peak."""
+
+    name: str
+    nbytes: int
+    blocks: int
+
+
+class Change(NamedTuple):
+    """Bytes of one site at two peaks; `grown` is negative if there are fewer in the second."""
+
+    name: str
+    before: int
+    after: int
+
+    @property
+    def grown(self) -> int:
+        """Bytes more in the second."""
+        return self.after - self.before
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields and the growth as a plain dict."""
+        return {**self._asdict(), "grown": self.grown}
+
+
+@dataclass(frozen=True, repr=False)
+class Peak:
+    """The moment at which most bytes were live; made by `peak`.
+
+    Attributes
+    ----------
+    name : str
+        Name of the run.
+    memory : str
+        Such as "cuda:0"; "" if the file does not name it.
+    live_bytes : int
+        As requested.
+    reserved_bytes : int or None
+        Peak of the bytes reserved from the driver; None if the file lacks them.
+    time_us : int
+        Microseconds since the recording began.
+    phase : str
+        The innermost phase, behind those around it; "" if the run has none.
+    groups : mapping of str to tuple of Group
+        The live blocks by each grouping that the run has: "category", "owner", "stack" and "rule".
+        Each has all blocks, the largest group first.
+    refused : tuple of int
+        Bytes of each refused allocation.
+    notice : str
+        Facts that the file lacks.
+    """
+
+    name: str
+    memory: str
+    live_bytes: int
+    reserved_bytes: int | None
+    time_us: int
+    phase: str
+    groups: Mapping[str, tuple[Group, ...]]
+    refused: tuple[int, ...]
+    notice: str
+
+    def __repr__(self) -> str:
+        during = f" in {self.phase}" if self.phase else ""
+        return f"<gpumem.observe.Peak of {self.name}: {format_size(self.live_bytes)}{during}>"
+
+    def _repr_html_(self) -> str:
+        largest = next(iter(self.groups.values()), ())[:10]
+        rows = {"live": format_size(self.live_bytes), "phase": self.phase}
+        return html_table(
+            f"gpumem.observe.Peak of {self.name}",
+            rows | {each.name: format_size(each.nbytes) for each in largest},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a plain dict."""
+        groups = {by: [each._asdict() for each in found] for by, found in self.groups.items()}
+        return {**asdict(self), "groups": groups, "refused": list(self.refused)}
+
+    def diff(self, later: Peak) -> tuple[Change, ...]:
+        """Compare the peak of this run with that of another one, by call stack.
+
+        Parameters
+        ----------
+        later : Peak
+
+        Returns
+        -------
+        tuple of Change
+            Of every call stack, or of every owner if a run lacks stacks, that has more or fewer
+            bytes in `later`; those with the largest growth first, those that shrank last.
+        """
+        require("later", later, Peak, "a Peak")
+        by = next((each for each in _SITES if each in self.groups and each in later.groups), "")
+        before = {each.name: each.nbytes for each in self.groups.get(by, ())}
+        after = {each.name: each.nbytes for each in later.groups.get(by, ())}
+        names = dict.fromkeys([*before, *after])
+        changes = (Change(name, before.get(name, 0), after.get(name, 0)) for name in names)
+        return tuple(sorted((each for each in changes if each.grown), key=lambda c: -c.grown))
+
+
+def peak(
+    source: Trace | Snapshot | str | os.PathLike[str],
+    *,
+    device: int | None = None,
+    rules: Rules = (),
+) -> Peak:
+    """Return the moment of a run at which most bytes were live.
+
+    Parameters
+    ----------
+    source : Trace, Snapshot, str or path
+        As `write_report` takes them. Of a file with several memories, the busiest counts.
+    device : int, optional
+        Index of the memory of a file that has several.
+    rules : sequence of (str, str), optional
+        Name and regular expression of each group of ``groups["rule"]``.
+
+    Raises
+    ------
+    TraceError
+        The source cannot be read, or has no such `device`.
+    ConfigError
+        A rule is not a regular expression.
+
+    Examples
+    --------
+    >>> import gpumem.observe
+    >>> found = gpumem.observe.peak("multistream_train")
+    >>> found.live_bytes
+    3455561800
+    """
+    if isinstance(source, Snapshot):
+        trace = busiest(traces_of_snapshot(source.as_dict(), "snapshot", device))
+    else:
+        trace = source if isinstance(source, Trace) else load_trace(source, device=device)
+    return peak_of(trace, rules)
+
+
+def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
+    """Return the peak of a trace."""
+    at = peak_event(trace)
+    details = trace.details
+    held = recorded_policy(trace)
+    open_now = phases_at(trace, at)
+    paths = dict(zip(details.phases, phase_paths(details.phases), strict=True)) if details else {}
+    groups = {}
+    for by in ("category", "owner", "stack", *(["rule"] if rules else [])):
+        if (found := groups_of(trace, by, rules)) is not None:
+            groups[by] = tuple(Group(*row) for row in bytes_at(trace, at, found))
+    return Peak(
+        name=trace.name,
+        memory=memory_of(trace),
+        live_bytes=trace.peak_requested,
+        reserved_bytes=None if held is None else held.held.peak,
+        time_us=int(trace.time_us[at]) if trace.events else 0,
+        phase=paths[open_now[-1]] if open_now else "",
+        groups=groups,
+        refused=tuple(nbytes for _, nbytes in details.failures) if details else (),
+        notice=notice_of(trace),
+    )
