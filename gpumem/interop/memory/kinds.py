@@ -237,8 +237,9 @@ def _open_name(wanted: Wanted) -> ExternalMemory:
         raise InvalidDescriptorError(f"{name!r} is not a name of a shared memory object")
     access = os.O_RDONLY if wanted.descriptor.read_only else os.O_RDWR
     try:
-        # shm_open does the same.
-        number = os.open(f"/dev/shm/{name}", access | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # shm_open does the same, but waits if the name is a pipe's.
+        flags = access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        number = os.open(f"/dev/shm/{name}", flags)
     except OSError as error:
         raise BadHandleError(
             error.errno, f"shared memory object {name!r}: {error.strerror}"

@@ -80,6 +80,18 @@ def test_name_with_a_path_is_refused(importer, name):
         importer.import_memory(MemoryDescriptor(name, MemoryHandleType.SHM_NAME, 4096))
 
 
+def test_name_of_a_pipe_is_refused_without_a_wait(importer):
+    name = f"gpumem-pipe-{os.getpid()}"
+    os.mkfifo(f"/dev/shm/{name}")
+    try:
+        with pytest.raises(BadHandleError):
+            importer.import_memory(
+                MemoryDescriptor(name, MemoryHandleType.SHM_NAME, NBYTES, read_only=True)
+            )
+    finally:
+        os.unlink(f"/dev/shm/{name}")
+
+
 @pytest.mark.parametrize("by", ["buffer", "address"])
 def test_import_of_host_pages(importer, by):
     pages = mmap.mmap(-1, NBYTES)
