@@ -105,6 +105,11 @@ def _phase(label: int) -> Iterator[None]:
         recorder.end_phase(label, number)
 
 
+def range_name(name: str) -> str:
+    """Name a range of ``record_function`` without the part behind "#", which varies."""
+    return name.partition("#")[0] or name
+
+
 def label_of(name: str, what: str = "tag") -> int:
     """Return the number of a label's text."""
     if not isinstance(name, str):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
-from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, is_sent
+from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, likely_category
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -69,6 +70,7 @@ class TraceBuilder:
         self._stacks: dict[Frames, int] = {}
         self._known_stacks: dict[int, tuple[int, Frames]] = {}  # by the id of the frames kept here
         self._segments = SegmentLog()
+        self._first = 0  # events before the log
         self._phases: list[list[Any]] = []  # name, events before its begin and its end
         self._open: dict[Hashable, list[Any]] = {}  # those that have not ended
         self._category = array("b")  # by block number; -1: not known
@@ -156,6 +158,10 @@ class TraceBuilder:
         """Record that an allocation of `nbytes` failed."""
         self._failures.append((len(self), nbytes))
 
+    def begin(self) -> None:
+        """Record that the log begins here: the blocks so far were live before."""
+        self._first = len(self)
+
     def phase_begin(self, number: Hashable, name: str) -> None:
         """Record that a phase began; the number means it until its end."""
         self._open[number] = [name, len(self), None]
@@ -164,9 +170,25 @@ class TraceBuilder:
     def phase_end(self, number: Hashable, name: str) -> None:
         """Record that a phase ended, which may have begun before the log."""
         if number not in self._open:  # those that end later are around it
-            self._phases.insert(0, [name, 0, len(self)])
+            self._phases.insert(0, [name, self._first, len(self)])
         else:
             self._open.pop(number)[2] = len(self)
+
+    def add_phase(self, name: str, begin: int, end: int) -> None:
+        """Record a phase by the numbers of events before its begin and its end."""
+        self._phases.append([name, max(begin, self._first), end])
+
+    def events_until(self, times_us: Sequence[int]) -> list[int]:
+        """Return the number of recorded events up to each time of the log."""
+        rising = np.maximum.accumulate(np.array(self._time_us, np.int64))
+        found: list[int] = np.searchsorted(rising, times_us, side="right").tolist()
+        return found
+
+    def allocations(self) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Frames]]:
+        """Return event and stack of the log's allocations, and the stacks; -1: none."""
+        begun = np.flatnonzero(np.array(self._action) == ALLOC)
+        stacks = np.array(self._stack, np.int64)
+        return begun[self._first :], stacks[self._first :], [*self._stacks]
 
     def categorize(self, address: int, name: str) -> None:
         """Record the category of the block that is live at `address`, if there is one."""
@@ -245,13 +267,15 @@ class TraceBuilder:
         end = np.full(begin.size, action.size)
         freed = np.flatnonzero((action == FREE_COMPLETED) & (block != UNKNOWN_BLOCK))
         end[block[freed]] = freed
-        sent = np.array([*map(is_sent, self._stacks), False])[np.array(self._stack, np.int64)]
+        likely = np.array([*map(likely_category, self._stacks), -1], np.int8)
+        likely = likely[np.array(self._stack, np.int64)]
         told, size = np.array(self._category, np.int8), np.array(self._sizes, np.int64)
-        return categories_of((begin, end), size, phases, told, sent, action.size)
+        lives = begin, end
+        return categories_of(lives, size, phases, told, likely, action.size, self._first)
 
     def _ended_phases(self) -> Iterator[Phase]:
         inside: list[int] = []  # ends of the open ones
-        for name, begin, end in self._phases:
+        for name, begin, end in sorted(self._phases, key=itemgetter(1)):
             last = len(self) if end is None else end
             inside = [other for other in inside if other > begin]
             yield Phase(name, begin, last, len(inside))

@@ -30,15 +30,22 @@ CATEGORIES = (
 )
 RANKS = {name: rank for rank, name in enumerate(CATEGORIES[:4])}
 """Those that a recording tells; of several about one block the last of these counts."""
-INPUTS, GRADIENTS, STATE, _, ACTIVATIONS, OUTPUTS, TEMPORARIES, WORKSPACES, SENT, OTHER = range(10)
+INPUTS, GRADIENTS, STATE, PARAMETERS, ACTIVATIONS = range(5)
+OUTPUTS, TEMPORARIES, WORKSPACES, SENT, OTHER = range(5, 10)
 
-_KINDS = tuple(
+KINDS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"\bforward\b", r"\bbackward\b", r"\boptimizer\b(?!.*zero.grad)")
 )
 # PyTorch allocates one for each handle of cuBLAS, and keeps it.
 _CUBLAS_NBYTES = (8_519_680, 33_554_432)
+# Lines of PyTorch and of Transformers that allocate for one purpose.
 _SENDERS = re.compile(r"/torch/(distributed|nn/parallel)/")
+_MODULES = re.compile(
+    r"/torch/nn/modules/.*:(__init__|_apply)$|/(transformers|accelerate)/.*:.*load"
+)
+_WORKSPACES = re.compile("^at::(cuda|native)::.*Workspace")
+_STATES = re.compile(r"/torch/optim/.*:_init_group$")
 
 _Rows = NDArray[np.int64]
 _NEVER = 1 << 62
@@ -70,8 +77,9 @@ def categories_of(
     size: _Rows,
     phases: Sequence[Phase],
     told: NDArray[np.int8],
-    sent: NDArray[np.bool_],
+    likely: NDArray[np.int8],
     events: int,
+    first: int = 0,
 ) -> NDArray[np.int32]:
     """Find the category of each allocation, as an index of `CATEGORIES`.
 
@@ -83,17 +91,19 @@ def categories_of(
     phases : sequence of Phase
     told : ndarray of int8
         The category that the recording has; -1: none.
-    sent : ndarray of bool
-        Whether PyTorch's code of several processes has allocated it.
+    likely : ndarray of int8
+        The category that a block has by its stack if it stays: see `likely_category`.
     events : int
+    first : int
+        Number of the events that stand for blocks from before the log.
     """
     begin, end = lives
     stays = end == events
-    if not any(kind.search(phase.name) for kind in _KINDS for phase in phases):
+    if not any(kind.search(phase.name) for kind in KINDS for phase in phases):
         phase = np.append(innermost(phases, events), -1)
         is_inside = (phase[begin] >= 0) & (phase[begin] == phase[end])
         return np.where(told >= 0, told, np.where(is_inside, TEMPORARIES, OTHER)).astype(np.int32)
-    forward, backward, optimizer = (_Spans(phases, kind) for kind in _KINDS)
+    forward, backward, optimizer = (_Spans(phases, kind) for kind in KINDS)
     in_forward, in_backward, in_step = (
         each.around(begin) for each in (forward, backward, optimizer)
     )
@@ -109,7 +119,10 @@ def categories_of(
     rules = (
         (told > INPUTS, told),
         ((told == INPUTS) & (in_forward < 0) & (in_backward < 0), INPUTS),
-        (sent, SENT),
+        ((likely == SENT) | (likely == WORKSPACES), likely),
+        ((likely == PARAMETERS) & (end > next_forward), PARAMETERS),
+        ((likely == STATE) & (in_step != optimizer.around(end)), STATE),
+        ((begin < first) & ((end < starts) | (end >= stops)), OTHER),
         (_is_workspace(stays, size, in_forward, in_backward), WORKSPACES),
         # Allocated in a backward pass; in a forward pass inside it, a part is computed again.
         ((in_backward >= 0) & (in_backward != backward.around(end)), GRADIENTS),
@@ -121,7 +134,7 @@ def categories_of(
         ((in_forward < 0) & ~stays & (end < np.minimum(starts, next_forward)), TEMPORARIES),
         ((in_forward >= 0) & ~stays & (end < starts) & (trains | ends_in_forward), TEMPORARIES),
         ((end >= starts) & (end < stops), ACTIVATIONS),
-        (prepares & ~stays & is_brief, INPUTS),
+        (prepares & is_brief & (~stays | (next_backward > 0)), INPUTS),
         ((in_forward >= 0) | (~prepares & trains), OUTPUTS),
     )
     found = np.full(begin.size, OTHER, np.int32)
@@ -141,7 +154,16 @@ def _is_workspace(
     return found
 
 
-def is_sent(stack: Frames) -> bool:
-    """Return whether the innermost line of Python is PyTorch's for several processes."""
-    lines = [file for file, line, _ in stack if line and file.endswith(".py")]
-    return bool(lines) and _SENDERS.search(lines[0]) is not None
+def likely_category(stack: Frames) -> int:
+    """Return the category of blocks that stay which a stack allocates; -1: not known.
+
+    PyTorch's lines for several processes allocate for communication where they are the innermost.
+    """
+    places = [f"{file}:{name}" for file, line, name in stack if line and file.endswith(".py")]
+    if any(not line and _WORKSPACES.search(name) for _, line, name in stack):
+        return WORKSPACES
+    if places and _SENDERS.search(places[0]):
+        return SENT
+    if any(map(_STATES.search, places)):
+        return STATE
+    return PARAMETERS if any(map(_MODULES.search, places)) else -1

@@ -131,6 +131,7 @@ def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before])
         owner = row.owner or owner_of(0, 0, 0, row.resource)
         where = f"address {row.address:#x}"
         builder.alloc(where, place, row.nbytes, key, began // 1000, owner, row.frames)
+    builder.begin()
     places = [n << 64 for n in np.unique(records["resource"]).tolist()]
     for slot in records.tolist():
         if slot[-1] == NO_RESOURCE:

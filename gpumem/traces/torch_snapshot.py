@@ -18,6 +18,7 @@ from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import SegmentLog, TraceBuilder, require_device
 from gpumem.traces.torch_entries import BEGIN, END, OOM, Entries, Stacks, integer, load_plain
+from gpumem.traces.torch_phases import add_phases
 from gpumem.traces.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Trace
 
 MAGIC = b"\x80"
@@ -77,6 +78,7 @@ def traces_of_torch(
         history = _History(listed, index, known_entries)
         builder, notice = history.record(segments.get(index, []))
         if len(builder):
+            add_phases(builder, snapshot)
             meta = {"source": "torch_snapshot", "device": index, "notice": notice}
             found.append(builder.trace(name, meta))
     return found or _traces_of_moment({}, name, device)
@@ -246,6 +248,7 @@ class _History:
         before = self._before(active)
         for block in before:
             self._alloc(builder, block, began)
+        builder.begin()
         ended, extents = self._record_entries(builder, before)
         for index, segment in enumerate(segments):
             where = f"device {self.device}, segment {index}"

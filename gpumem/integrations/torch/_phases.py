@@ -17,7 +17,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from gpumem._events.labels import label_of
+from gpumem._events.labels import label_of, range_name
 from gpumem._events.recorder import begin_phase, current_recording, end_phase, set_category
 
 _FORWARD, _BACKWARD, _OPTIMIZER = map(label_of, ("forward", "backward", "optimizer"))
@@ -131,7 +131,7 @@ def _follow_ranges(ranges: Any) -> None:
 
     @functools.wraps(enter)
     def enter_phase(self: Any) -> Any:
-        name = str(self.name).partition("#")[0]
+        name = range_name(str(self.name))
         open_phases = self.__dict__.setdefault("_gpumem_phases", [])
         # Steps of optimizers are hooked.
         if name and current_recording() and not name.startswith("Optimizer."):
