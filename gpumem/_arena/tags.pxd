@@ -19,9 +19,9 @@ cdef list named_tags(Arena arena, object tags)
 cdef list arenas_of_tags(Arena arena)
 # Raises InUseError if a block or a virtual tensor with any tag is in use.
 cdef int require_idle_tags(Arena arena) except -1
-# Brings open arenas into this state, in which nothing is allocated in them, and adds them to `held`.
-# Threads that want to change them, too, get an InUseError: none waits for another. A failure opens
-# all of `held` again.
+# Brings open arenas into this state, in which nothing is allocated in them, and adds them to
+# `held`. Threads that want to change them, too, get an InUseError: none waits for another. A
+# failure opens all of `held` again.
 cdef int hold(list arenas, int state, list held) except -1
 # Opens those again that are still in this state, and empties the list.
 cdef int let_go(list held, int state) except -1
