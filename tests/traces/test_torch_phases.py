@@ -122,7 +122,7 @@ def test_ranges_of_passes_precede_stacks(load: Load) -> None:
 
 def test_of_blocks_from_before_the_entries_only_activations_are_known(load: Load) -> None:
     trace = load([(1, CALL), (8,), (1,), (9,)], ("END", "backward", 3))
-    assert categories_of(trace) == ["activations", "other", "activations"]
+    assert categories_of(trace) == ["activations", "other", "temporaries"]
 
 
 def test_snapshots_of_other_programs_have_neither(load: Load) -> None:
