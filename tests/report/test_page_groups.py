@@ -64,12 +64,15 @@ def test_page_of_few_owners_opens_with_them(told):
 
 def test_groups_of_owners_without_stacks_are_beginnings_of_their_names(open_page, tmp_path):
     run = many_owners(61)
-    names = [f"model.{'encoder' if n % 2 else 'decoder'}.{n}" for n in range(61)]
+    names = [f"model.{'encoder layer ' if n % 2 else 'decoder.'}{n}" for n in range(61)]
     details = {**vars(run.details), "owners": tuple(names), "stack": None, "stacks": ()}
     columns = run.action, run.block, run.size, run.stream, run.time_us
     write_report(Trace(*columns, details=Details(**details)), tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
-    assert key(page) == {"model.encoder.": "30 MiB", "model.decoder.": "30 MiB"}
+    assert key(page) == {
+        "model.encoder layer \N{HORIZONTAL ELLIPSIS}": "30 MiB",
+        "model.decoder.\N{HORIZONTAL ELLIPSIS}": "30 MiB",
+    }
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,10 @@ def test_bar_of_a_frame_is_widened_and_narrowed_and_shows_libraries(told):
         ["main (train.py:40) 6 MiB", 1],
         ["forward (model.py:7) 2 MiB", 1],
     ]
+    told.browser.evaluate("document.querySelector('#flame button').focus()")
+    for _ in range(2):
+        told.browser.press("ArrowDown")
+    assert told.text(":focus").startswith("forward")
     told.press("#flame-all")
     assert bars(told)[3:] == [["call (nn.py:9) 2 MiB", 1]]
     told.press("#flame button")

@@ -17,6 +17,12 @@ function flameView(app) {
     for (let node = nodeOf(event); node?.caller; node = node.caller) widened.unshift(node.title);
     app.later(app.drawMoment);
   });
+  place.addEventListener("keydown", (event) => {
+    const next = { ArrowRight: "nextSibling", ArrowDown: "nextSibling", ArrowLeft: "previousSibling", ArrowUp: "previousSibling" }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    event.target[next]?.focus();
+  });
   place.addEventListener("mouseleave", hideTip);
   place.addEventListener("mousemove", (event) => {
     const node = nodeOf(event);
@@ -27,7 +33,7 @@ function flameView(app) {
 
   // Draw a node and those below it; return the last row.
   function draw(node, left, width, row, onPath) {
-    const bar = make("button", { type: "button" }, `${node.label}  ${bytes(node.bytes)}`);
+    const bar = make("button", { type: "button", tabIndex: nodes.length ? -1 : 0 }, `${node.label}  ${bytes(node.bytes)}`);
     bar.dataset.node = nodes.push(node) - 1;
     const tint = app.theme.tint(node.colours ? node.colours.indexOf(Math.max(...node.colours)) : -1);
     bar.style.cssText = `left:${100 * left}%;width:${100 * width}%;top:${row * BAR_HEIGHT}px;background:${tint}`;

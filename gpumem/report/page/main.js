@@ -260,7 +260,7 @@ class App {
 
   stackedText() {
     const { by, head } = this.groups, text = `Live bytes, stacked by ${head.toLowerCase()}`;
-    if (by !== this.usual || this.owners.share >= EXPLAINED || ["rule", "category", "owner"].includes(by)) return `${text}.`;
+    if (by !== this.usual || !this.run.facts.ownersNamed || this.owners.share >= EXPLAINED || ["rule", "category", "owner"].includes(by)) return `${text}.`;
     const share = Math.round(100 * this.owners.share);
     return `${text}, because the largest ${HUES.light.length} of ${count(this.owners.count)} owners have only ${share} % of the peak.`;
   }

@@ -1,6 +1,6 @@
 // ---- the tree of calls -------------------------------------------------------------------------
 // The root is outside of the program; each node is a frame, called by the one above it. Blocks without
-// a stack are below the beginnings of their owner's name, such as "model." and "model.layer".
+// a stack are below the beginnings of their owner's name, such as "model." and "model.layer ".
 
 // The tree above some blocks, with the bytes below each node, of each colour, too, if blocks have one.
 function callTree(run, blocks, { all = false, colourOf, weigh = (b) => run.size[b] } = {}) {
@@ -47,8 +47,9 @@ function pathOf(run, b, all) {
   const stack = run.stack[b];
   if (stack) return (all ? run.frames(stack) : programLines(run, stack)).toReversed();
   const owner = run.facts.owners[run.owner[b]];
-  const parts = /:\d+\)$/.test(owner) ? [owner] : owner.split(/(?<=[./])(?=.)/);
-  return parts.map((_, at) => parts.slice(0, at + 1).join("")).map((name) => ({ title: name, label: ownerText(name) }));
+  const parts = /:\d+\)$/.test(owner) ? [owner] : owner.split(/(?<=[./])(?=.)|(?<=[^\d.,])(?=\d)/);
+  return parts.map((_, at) => parts.slice(0, at + 1).join(""))
+    .map((name) => ({ title: name, label: name === owner ? ownerText(name) : `${name}…` }));
 }
 
 // ---- groups by outer frame ---------------------------------------------------------------------
