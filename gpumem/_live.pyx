@@ -40,6 +40,7 @@ from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_AREN
 from gpumem._support.process cimport on_fork, process_is_exiting
 
 from gpumem._support.environment import read_switch, warn_of_variable
+from gpumem._support.files import is_at
 from gpumem._support.forks import ForkLock
 
 
@@ -344,14 +345,6 @@ cdef void end_page() except *:
     page = NULL
     lock_file = -1
     published = None
-
-
-cdef bint is_at(int descriptor, str path) except -1:
-    # Another process may have removed the file, or replaced it.
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 @atexit.register

@@ -304,11 +304,11 @@ class HeapReport:
     found: bytes = b""
     wrong_bytes: int = 0
     _texts: ClassVar[Mapping[str, str]] = {
-        "overrun": "memory behind it was written",
+        "overrun": "memory after it was written",
         "underrun": "memory before it was written",
         "use_after_free": "it was written after it was freed",
         "wrong_stream": "it was written after it was freed on a stream that was neither its own "
-        "nor recorded, and that nothing ordered behind the writer",
+        "nor recorded, and that nothing ordered after the writer",
         "double_free": "it was freed again",
         "leak": "it is in use at the end",
     }

@@ -117,19 +117,14 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     made.heap = heap_create(&settings, &hooks)
     require_memory(made.heap != NULL, "allocating a debug heap")
     arena_debug(core, made.heap)
-    forget_heaps()
+    # Heaps of arenas that have ended are dropped, if they have no findings.
+    heaps[:] = [heap for heap in heaps
+                if not heap_is_gone((<Heap>heap).heap) or heap_has_findings((<Heap>heap).heap)]
     heaps.append(made)
     # The function that is registered last is called first, while the device still works.
     atexit.unregister(report_at_exit)
     atexit.register(report_at_exit)
     return made
-
-
-cdef int forget_heaps() except -1:
-    """Drop heaps of arenas that have ended, if they have no findings."""
-    heaps[:] = [heap for heap in heaps
-                if not heap_is_gone((<Heap>heap).heap) or heap_has_findings((<Heap>heap).heap)]
-    return 0
 
 
 @cython.final

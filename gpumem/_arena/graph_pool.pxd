@@ -36,7 +36,6 @@ cdef class Captures:
     cdef int end_slot(self, GraphPool pool, object slot) except -1
     # Ends a pool, or all pools, that the arena opened for a capture that is over; did any end?
     cdef bint end_if_over(self, GraphPool pool) except -1
-    cdef bint end_over(self) except -1
 
 # Whether a buffer's memory stays a graph's when the buffer has ended.
 cdef bint is_in_graph_pool(Buffer buffer) noexcept

@@ -330,9 +330,6 @@ cdef class Captures:
         self.end(pool, None)
         return True
 
-    cdef bint end_over(self) except -1:
-        return any([self.end_if_over(pool) for pool in set(self.served.values())])
-
 
 # ---- an arena's use of its pools -----------------------------------------------------------------
 
@@ -407,7 +404,9 @@ cdef list open_pools(Arena arena):
 
 
 cdef bint end_finished_captures(Arena arena) except -1:
-    return False if arena.captures is None else (<Captures>arena.captures).end_over()
+    cdef Captures captures = arena.captures
+    return captures is not None and any(
+        [captures.end_if_over(pool) for pool in set(captures.served.values())])
 
 
 cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1:

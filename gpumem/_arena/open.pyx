@@ -79,7 +79,9 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     arena.source = make_source(arena, arena.config, source)
     settings.paged = (arena.source is None and arena.config.numa_node is None
                       and takes_pages(arena, ceiling_of(budget, count)))
-    warn_of_idle_settings(arena, settings.paged)
+    for key, why in arena.config._without_effect(paged=settings.paged).items():
+        warnings.warn(f"{key} = {getattr(arena.config, key)!r} has no effect on an arena on "
+                      f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     with nogil:
         arenas_release_retired(False, &stays)
     choose_backing(arena, &backing)
@@ -93,7 +95,8 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     add_listed_peers(arena)
     join_budget(arena, budget, count)
     if arena.source is not None:
-        source_keep(arena_backing(arena.core), arena.source)
+        Py_INCREF(arena.source)
+        arena_backing(arena.core).source = <void*>arena.source
     open_event_source(arena)
     arena.heap = make_heap(arena.core, debug_heap, arena)
     return 0
@@ -144,14 +147,6 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000      # ns
     settings.move_share = config.page_move_threshold
     settings.move_budget = config.page_move_budget
-    return 0
-
-
-cdef int warn_of_idle_settings(Arena arena, bint paged) except -1:
-    """Warn of settings that are not the defaults and have no effect on this arena."""
-    for name, why in arena.config._without_effect(paged=paged).items():
-        warnings.warn(f"{name} = {getattr(arena.config, name)!r} has no effect on an arena on "
-                      f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     return 0
 
 
@@ -237,7 +232,8 @@ cdef int region_for(Arena arena, object shareable, object transport) except -1:
     if shareable:
         raise ConfigError("invalid transport = 'ipc' with shareable = True: memory is made for "
                           "one of the two")
-    require_registrable(arena)
+    require_apart(arena, "transport = 'ipc'", why_not_registrable(arena))
+    make_for_transport(arena)
     return TRANSPORT_REGION
 
 
@@ -249,10 +245,7 @@ cdef int require_shareable(Arena arena) except -1:
     node = arena.config.numa_node
     if arena_apart(core, APART_SHAREABLE) != NULL:
         return 0
-    reason = why_not_shareable(arena)
-    if reason:
-        raise ConfigError(f"invalid shareable = True for arena {arena.name!r} on {arena.memory}: "
-                          f"{reason}")
+    require_apart(arena, "shareable = True", why_not_shareable(arena))
     if by_handle(arena):
         shared_init(&backing, context, THE_DEVICE if node is None else node)
     else:
@@ -262,19 +255,17 @@ cdef int require_shareable(Arena arena) except -1:
     return 0
 
 
-cdef int require_registrable(Arena arena) except -1:
-    """Make the backing of blocks that are driver allocations of their own."""
-    # Other processes may have these open. Pages cannot be opened, and regions are released
-    # without regard to other processes.
-    reason = why_not_registrable(arena)
+cdef int require_apart(Arena arena, str setting, str reason) except -1:
     if reason:
-        raise ConfigError(f"invalid transport = 'ipc' for arena {arena.name!r} on {arena.memory}: "
-                          f"{reason}")
-    return make_for_transport(arena)
+        raise ConfigError(f"invalid {setting} for arena {arena.name!r} on {arena.memory}: {reason}")
+    return 0
 
 
 cdef int make_for_transport(Arena arena) except -1:
-    # Not needed where the arena's own regions are released only when no process can use them.
+    """Make the backing of blocks that are driver allocations of their own."""
+    # Other processes may have these open. Pages cannot be opened, and regions are released
+    # without regard to other processes. It is not needed where the arena's own regions are released
+    # only when no process can use them.
     cdef ArenaCore* core = arena.core
     cdef Backing backing
     if not arena_is_paged(core) and not backing_frees_in_order(arena_backing(core)):
@@ -494,29 +485,19 @@ cdef Source make_source(MemoryResource arena, object config, object given):
     source.errors = {}
     # A resource has allocate() too, but with streams: it is wrapped before callables are read.
     if isinstance(given, MemoryResource):
-        given = upstream_of(arena, given)
+        if (given.memory.device, given.memory.kind) != (arena.memory.device, arena.memory.kind):
+            raise ConfigError(f"invalid source = {given!r} for an arena on {arena.memory}: "
+                              "expected a resource of the same memory")
+        given = Upstream(given)
     if isinstance(given, tuple):
-        read_functions(source, given)
+        if len(given) != 2 or not all(type(one) is int and 0 < one < 1 << 64 for one in given):
+            raise TypeError(f"source = {given!r} is not a pair of addresses of C functions")
+        source.c_allocate = <AllocateFunction><uintptr_t>given[0]
+        source.c_free = <FreeFunction><uintptr_t>given[1]
     else:
         source.allocate = callable_of(given, "allocate")
         source.free = callable_of(given, "free")
     return source
-
-
-cdef object upstream_of(MemoryResource arena, MemoryResource resource):
-    below, memory = resource.memory, arena.memory
-    if (below.device, below.kind) != (memory.device, memory.kind):
-        raise ConfigError(f"invalid source = {resource!r} for an arena on {memory}: expected "
-                          "a resource of the same memory")
-    return Upstream(resource)
-
-
-cdef int read_functions(Source source, tuple pair) except -1:
-    if len(pair) != 2 or not all(type(one) is int and 0 < one < 1 << 64 for one in pair):
-        raise TypeError(f"source = {pair!r} is not a pair of addresses of C functions")
-    source.c_allocate = <AllocateFunction><uintptr_t>pair[0]
-    source.c_free = <FreeFunction><uintptr_t>pair[1]
-    return 0
 
 
 cdef object callable_of(object given, str name):
@@ -596,21 +577,20 @@ cdef class Source:
         if given is None:
             return 0
         if isinstance(given, bool) or not hasattr(given, "__index__"):
-            raise SourceError(f"{self.given!r} gave {given!r} for {exact_size(size)}: expected "
+            raise SourceError(f"{self.given!r} returned {given!r} for {exact_size(size)}: expected "
                               "an address, or None")
         given = given.__index__()
         if given == 0:
             return 0
         wrong = self.why_overlapping(given, size)
+        if not wrong:
+            wrong = self.why_unusable(given, size)
+            # The source keeps its own count, so an unusable region is freed. One that overlaps is
+            # not: the source would release memory that the arena allocates from.
+            if wrong and 0 < given < 1 << 64:
+                self.free_region(given, size)
         if wrong:
-            # It is not freed: the source would release memory that the arena allocates from.
-            raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
-                              f"{wrong}")
-        wrong = self.why_unusable(given, size)
-        if wrong:
-            # The source keeps its own count, so a region is freed also if it is unusable.
-            self.free_unusable(given, size)
-            raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
+            raise SourceError(f"{self.given!r} returned {given:#x} for {exact_size(size)}, which "
                               f"{wrong}")
         # Recorded before the arena has it, so that an overlap with the next region is found.
         self.held[given] = size
@@ -621,7 +601,7 @@ cdef class Source:
         """Return which region of the arena's a new one overlaps, "" if none."""
         for address, nbytes in self.held.items():
             if given < address + nbytes and address < given + size:
-                return f"overlaps {exact_size(nbytes)} at {address:#x} that it gave before"
+                return f"overlaps {exact_size(nbytes)} at {address:#x} that it returned before"
         return ""
 
     def why_unusable(self, given, size):
@@ -637,11 +617,6 @@ cdef class Source:
             if not is_memory_of(self.driver_device, self.memory.kind, byte):
                 return f"is not {self.memory.kind.value} memory of {self.memory.device}"
         return ""
-
-    def free_unusable(self, address, size):
-        """Free a region that was not accepted; a failure must not hide the reason."""
-        if 0 < address < 1 << 64:
-            self.free_region(address, size)
 
     cdef int free_region(self, uint64_t address, uint64_t size) noexcept:
         # A failure cannot be raised: a shrink, a close or a finalizer continues.
@@ -703,11 +678,6 @@ cdef void source_init(Backing* backing, DeviceContext* context) noexcept:
     backing.forget = source_forget
     backing.waits = False
     backing.call = "a source"
-
-
-cdef void source_keep(Backing* backing, Source source) noexcept:
-    Py_INCREF(source)
-    backing.source = <void*>source
 
 
 cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:

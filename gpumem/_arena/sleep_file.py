@@ -8,6 +8,7 @@ import errno
 import os
 import weakref
 
+from gpumem._support.files import is_at
 from gpumem.errors import SleepFileError
 
 
@@ -43,9 +44,7 @@ class SleepFile:
     def remove(self) -> None:
         """Remove the file in the process that made it, if the path still names it."""
         with contextlib.suppress(OSError):
-            if os.getpid() == self._process and os.path.samestat(
-                os.lstat(self.path), os.fstat(self.descriptor)
-            ):
+            if os.getpid() == self._process and is_at(self.descriptor, self.path):
                 os.unlink(self.path)
 
     def __del__(self) -> None:

@@ -58,9 +58,6 @@ cdef class ResourceBase:
     cdef int before_cpu(self, Buffer buffer) except -1
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1
-    # The same, and after work that gpumem queued: for a view of the CPU, for a consumer's stream.
-    cdef int order_view(self, Buffer buffer) except -1
-    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
     # Lets another device access its blocks; returns whether it may. Without access only the
     # driver's peer copies reach them.
     cdef bint let_access(self, DriverDevice peer) except -1

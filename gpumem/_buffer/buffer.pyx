@@ -16,7 +16,7 @@ from gpumem._buffer.ledger cimport (
     DEFAULT_SLOT, ledger_drop_slot, ledger_find_stream, ledger_is_vacant, ledger_lease, ledger_move,
     ledger_retain_slot, ledger_stream, LedgerBlock,
 )
-from gpumem._buffer.stream cimport Stream, stream_handle
+from gpumem._buffer.stream cimport order_stream, order_view, Stream, stream_handle
 from gpumem._native.backing cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._native.driver cimport (
     check, context_is_dead, CU_MEM_ADVISE_SET_ACCESSED_BY, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
@@ -25,9 +25,7 @@ from gpumem._native.driver cimport (
     CUstream,
 )
 from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
-from gpumem._support.lease cimport (
-    Lease, lease_drop_buffer, lease_retain, Uses, uses_add,
-)
+from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -426,7 +424,7 @@ cdef class Buffer:
         if flags & PyBUF_WRITABLE and self.home.is_read_only:
             raise BufferError("this buffer is read-only")
         try:
-            self.home.order_view(self)
+            order_view(self)
         except KeyboardInterrupt as error:
             note_discarded(self, error)
             raise
@@ -493,7 +491,7 @@ cdef class Buffer:
             raise AttributeError(f"{resource.memory} memory is not accessible to CUDA")
         require_open(self)
         cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
-        resource.order_consumer(self, <CUstream><uintptr_t>stream)
+        order_stream(self, <CUstream><uintptr_t>stream)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
                 "stream": stream if self.queued else None}
@@ -529,18 +527,13 @@ cdef object buffer_dlpack(Buffer buffer, const DLPackCall* call):
         raise BufferError("read-only memory needs a versioned DLPack capsule: call with "
                           "max_version=(1, 0)")
     if device.device_type == DL_CPU:
-        buffer.home.order_view(buffer)
-    else:
-        order_stream_of(buffer, <object>call.stream)
+        order_view(buffer)
+    elif call.stream == <PyObject*>None or <object>call.stream != -1:
+        stream = <object>call.stream or 1
+        order_stream(buffer, <CUstream><uintptr_t><uint64_t>stream)
+        buffer_note_consumer(buffer, stream)
     return dlpack_bytes(buffer.address, buffer.requested_bytes, device, buffer.home.is_read_only,
                         versioned, buffer_share(buffer))
-
-
-cdef int order_stream_of(Buffer buffer, object stream) except -1:
-    if stream is None or stream != -1:
-        buffer.home.order_consumer(buffer, <CUstream><uintptr_t><uint64_t>(stream or 1))
-        buffer_note_consumer(buffer, stream or 1)
-    return 0
 
 
 cdef object quick_dlpack(PyObject* method, PyObject* const* arguments, size_t count,
@@ -864,12 +857,6 @@ cdef class ResourceBase:
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1:
         return 0
-
-    cdef int order_view(self, Buffer buffer) except -1:
-        return self.before_cpu(buffer)
-
-    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
-        return self.before_stream(buffer, stream, self.driver_device)
 
     cdef Place place_of(self, Buffer buffer) noexcept:
         return PLACE_FIXED

@@ -14,14 +14,12 @@ from gpumem._buffer.buffer cimport (
 from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
-    ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters,
-    ledger_deliver, ledger_drain, ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK,
-    ledger_open_event_source, ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream,
-    LedgerBlock, LedgerCounters, ledgers_release_retired,
+    ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
+    ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK, ledger_open_event_source,
+    ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream, LedgerBlock,
+    LedgerCounters, ledgers_release_retired,
 )
-from gpumem._buffer.stream cimport (
-    has_uses, order_host_writing, order_stream, Stream, stream_handle,
-)
+from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
@@ -445,18 +443,6 @@ cdef class MemoryResource(ResourceBase):
 
     cdef Buffer obtain(self, uint64_t nbytes):
         return self.allocate(nbytes)
-
-    # ---- the order of views ----------------------------------------------------------------------
-
-    cdef int order_view(self, Buffer buffer) except -1:
-        # Users wait for their own work on raw bytes: a view of a block that gpumem has queued no
-        # work for must not wait for its stream.
-        if buffer.queued == 0 and not has_uses(buffer):
-            return self.before_cpu(buffer)
-        return order_host_writing(buffer)
-
-    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
-        return order_stream(buffer, stream)
 
     # ---- blocks of a user's class; other resources with a ledger override these ------------------
 

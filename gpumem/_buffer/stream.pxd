@@ -77,6 +77,9 @@ cdef inline int order_host_writing(Buffer buffer) except -1:
     return 0 if host_may_write(buffer) else order_host_slowly(buffer)
 
 cdef int order_host_slowly(Buffer buffer) except -1
+# Before the CPU has a view of the bytes. Users wait for their own work on raw bytes: a view of a
+# block that gpumem has queued no work for does not wait for its stream.
+cdef int order_view(Buffer buffer) except -1
 
 # In all of these the stream is one of `driver_device`; None is the buffer's own device. Between two
 # drivers, which cannot wait for each other's events, the CPU waits.

@@ -533,7 +533,7 @@ def _native_handle(stream):
         try:
             _, value = pair
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{stream!r}: __cuda_stream__ gave no pair of version and "
+            raise TypeError(f"{stream!r}: __cuda_stream__ is no pair of version and "
                             "handle") from error
         return _index(value, stream)
     if isinstance(stream, Event) or any(hasattr(stream, name) for name in _MEMORY):
@@ -600,6 +600,12 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     forget_done(buffer)
     buffer.awaited = max(buffer.awaited, seen + 1)
     return 0
+
+
+cdef int order_view(Buffer buffer) except -1:
+    if buffer.queued == 0 and not has_uses(buffer):
+        return buffer.home.before_cpu(buffer)
+    return order_host_writing(buffer)
 
 
 cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:

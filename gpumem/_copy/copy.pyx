@@ -114,7 +114,12 @@ cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* ro
     find_ends(route, driver_device, dst, src)
     if (is_hosts(dst, route.to_reachable, driver_device)
             and is_hosts(src, route.origin_reachable, driver_device)):
-        return copy_between_hosts(dst, src, driver_device, route)
+        # Pageable memory is written when this returns, and a large source there is not duplicated.
+        if (route.waits or not route.to_reachable
+                or (not route.origin_reachable and rows_bytes(route.rows) >= staged_from)):
+            wait_for_stream(&driver_device.context, route.stream)
+            return copy_by_cpu(dst, src, route.rows)
+        return copy_in_turn(dst, src, driver_device, route)
     if route.to_reachable and route.origin_reachable:
         return copy_by_driver(dst, src, driver_device, route)
     return copy_with_pageable(dst, src, driver_device, route)
@@ -237,16 +242,6 @@ cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
 
 cdef struct QueuedCopy:
     Rows rows                   # the source's bytes follow, if they were copied at the call
-
-
-cdef int copy_between_hosts(Buffer dst, Buffer src, DriverDevice driver_device,
-                            const Route* route) except -1:
-    # Pageable memory is written when this returns, and a large source there is not duplicated.
-    if (route.waits or not route.to_reachable
-            or (not route.origin_reachable and rows_bytes(route.rows) >= staged_from)):
-        wait_for_stream(&driver_device.context, route.stream)
-        return copy_by_cpu(dst, src, route.rows)
-    return copy_in_turn(dst, src, driver_device, route)
 
 
 cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,

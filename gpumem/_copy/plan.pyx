@@ -146,10 +146,6 @@ cdef inline bint is_pitch(const Rows* rows, int64_t stride) noexcept nogil:
     return <int64_t>rows.width <= stride <= MAX_PITCH
 
 
-cdef inline bint is_height(const Rows* rows, const Dim* dim) noexcept nogil:
-    return is_pitch(rows, dim.to) and is_pitch(rows, dim.origin)
-
-
 cdef inline bint is_slice(int64_t stride, int64_t pitch, int64_t height) noexcept nogil:
     return stride % pitch == 0 and stride // pitch >= height
 
@@ -168,7 +164,7 @@ cdef Box rows_box(const Rows* rows) noexcept nogil:
     box.calls = 1
     # Of all pairs of dimensions, the one that covers the most rows; a height alone is a 2-D copy.
     for height in range(rows.ndim):
-        if not is_height(rows, &rows.dims[height]):
+        if not (is_pitch(rows, rows.dims[height].to) and is_pitch(rows, rows.dims[height].origin)):
             continue
         if rows.dims[height].length > most:
             most = rows.dims[height].length
@@ -321,28 +317,19 @@ cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* 
     cdef CallResult last
     while True:
         if peers != NULL:
-            last = queue_peer(context, stream, &left, peers)
+            last = call_result(context.table.cuMemcpyPeerAsync(
+                left.to, peers.to.primary, left.origin, peers.origin.primary, left.width, stream),
+                "cuMemcpyPeerAsync")
         elif box.height < 0:
-            last = queue_line(context, stream, &left)
+            last = call_result(
+                context.table.cuMemcpyAsync(left.to, left.origin, left.width, stream),
+                "cuMemcpyAsync")
         elif box.depth < 0:
             last = queue_2d(context, stream, &left, &left.dims[box.height])
         else:
             last = queue_3d(context, stream, &left, &left.dims[box.height], &left.dims[box.depth])
         if last.code != CUDA_SUCCESS or not rows_next(&left, box):
             return last
-
-
-cdef CallResult queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
-                           const Peers* peers) noexcept nogil:
-    return call_result(context.table.cuMemcpyPeerAsync(
-        rows.to, peers.to.primary, rows.origin, peers.origin.primary, rows.width, stream),
-        "cuMemcpyPeerAsync")
-
-
-cdef CallResult queue_line(DeviceContext* context, CUstream stream,
-                           const Rows* rows) noexcept nogil:
-    return call_result(context.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
-                       "cuMemcpyAsync")
 
 
 cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,

@@ -1,9 +1,9 @@
 /* A queue of jobs and the threads that run them; see workers.h. */
 #include "workers.h"
 #include "lock.h"
+#include "threads.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <time.h>
@@ -119,15 +119,7 @@ static void *worker_main(void *nothing) {
 /* Caller holds `workers_lock`. If a thread cannot be started, callers run their jobs themselves. */
 static void start_worker(void) {
     pthread_t thread;
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    if (pthread_attr_init(&attributes) != 0) return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* the program's own threads handle signals */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread, &attributes, worker_main, NULL) == 0) worker_count++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    if (thread_start(&thread, 1, 0, worker_main, NULL) == 0) worker_count++;
 }
 
 int batch_begin(WorkBatch *batch, void *work) {

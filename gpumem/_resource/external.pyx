@@ -5,9 +5,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport (
-    BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end,
-    ledger_is_default, ledger_keep, ledger_make, ledger_move, ledger_return, ledger_stream,
-    LedgerBlock, LedgerCounters, MemoryResource, resource_begin, resource_init,
+    BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end, ledger_is_default,
+    ledger_keep, ledger_make, ledger_move, ledger_return, ledger_stream, LedgerBlock,
+    LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
     AWAIT_EVENT, AWAIT_STREAM, context_enter, context_is_dead, context_leave, context_relax,
@@ -207,7 +207,7 @@ cdef class ExternalAllocator(MemoryResource):
             free_unusable(core, block.base)
             wrong = f"is not a multiple of {core.alignment}"
         elif not held_add(core, <ExternalBlock*>block, &other):
-            wrong = "it gave before and has not got back"
+            wrong = "it returned before and that is not freed"
             # The same address is not freed: a block in use lies there.
             if other.base != block.base:
                 free_unusable(core, block.base)

@@ -36,6 +36,14 @@ def _irregular(path: FilePath) -> OSError:
     return OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
+def is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
+    """Return whether an open file has this name: others may have removed or replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def require_writable(path: Path, *, in_place: bool = False) -> None:
     """Raise OSError, which says why, unless a file can be written at a path.
 

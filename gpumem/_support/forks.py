@@ -40,13 +40,10 @@ class ForkLock:
         """Release the lock after `enter_if_free`."""
         self._lock.release()
 
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
 
 def _renew_all() -> None:
     for lock in list(_locks):
-        lock._renew()
+        lock._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_all)

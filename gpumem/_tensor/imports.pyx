@@ -27,8 +27,8 @@ from gpumem._tensor.layout cimport (
     MAX_RANK, numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    serving, Tensor, tensor_allocate, tensor_describe, tensor_export,
-    tensor_find_words, tensor_flags, tensor_new, tensor_to, tensor_whole,
+    serving, Tensor, tensor_allocate, tensor_describe, tensor_export, tensor_find_words,
+    tensor_flags, tensor_new, tensor_to, tensor_whole,
 )
 
 from gpumem._support.arguments import require
@@ -407,7 +407,7 @@ def _dtype_of_cuda_array(described):
 def _memory_at(address):
     status = driver_status()
     if not status.available:
-        raise BufferError(f"memory behind a __cuda_array_interface__: {status.reason}")
+        raise BufferError(f"memory of a __cuda_array_interface__: {status.reason}")
     # The interface names no device: the address has one. An empty array's address is 0.
     device = Device(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}")
     if attribute_of(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):

@@ -243,11 +243,7 @@ cdef int64_t take_slice(object part, int64_t length, int64_t stride,
 
 
 cdef int64_t take_integer(object part, int axis, int64_t length) except? -1:
-    try:
-        # A bool has __index__, but is a mistake here; an array's refuses several elements.
-        number = None if isinstance(part, bool) else part.__index__()
-    except (AttributeError, TypeError):
-        number = None
+    number = whole_number(part)
     if number is None:
         given = " ".join(shown(part, 80).split())       # an array's has several lines
         raise TypeError(f"invalid index {given}: expected integers, slices, Ellipsis and None")

@@ -449,7 +449,7 @@ cdef class VirtualTensor:
                 with nogil:
                     status = span_commit(self.span, begin, end, ahead, &lack)
                 if status == ARENA_OK:
-                    with_rows(self.home.edges, first, last)
+                    set_rows(self.home.edges, first, last, True)
                     break
             # The lock is released here, because another thread may release memory. While Ctrl-C's
             # exception is set, no function of Python may be called.
@@ -476,7 +476,7 @@ cdef class VirtualTensor:
         cdef uint32_t begin, end, ahead, ahead_end
         cdef uint64_t behind
         cdef int status
-        without_rows(edges, first, last)
+        set_rows(edges, first, last, False)
         begin = self.page_at(first)
         end = self.page_after(last) if last > first else begin
         while begin < end and self.has_rows(edges, begin):
@@ -715,14 +715,14 @@ cdef uint64_t row_number(str name, object value, uint64_t least,
     return number
 
 
-cdef int with_rows(list edges, uint64_t first, uint64_t last) except -1:
+cdef int set_rows(list edges, uint64_t first, uint64_t last, bint committed) except -1:
     # Rows are committed between an edge of even place and the next one. Edges between `first` and
-    # `last` are removed, and an end that lies in or at committed rows is not an edge.
+    # `last` are removed, and an end that lies in or at rows of the same state is not an edge.
     if first == last:
         return 0
     low = bisect_left(edges, first)
     high = bisect_right(edges, last)
-    edges[low:high] = [first] * (low % 2 == 0) + [last] * (high % 2 == 0)
+    edges[low:high] = [first] * (low % 2 != committed) + [last] * (high % 2 != committed)
     return 0
 
 
@@ -732,15 +732,6 @@ cdef uint64_t rows_missing(list edges, uint64_t first, uint64_t last) except? <u
         if begin < last and end > first:
             missing -= min(end, last) - max(begin, first)
     return missing
-
-
-cdef int without_rows(list edges, uint64_t first, uint64_t last) except -1:
-    if first == last:
-        return 0
-    low = bisect_left(edges, first)
-    high = bisect_right(edges, last)
-    edges[low:high] = [first] * (low % 2) + [last] * (high % 2)
-    return 0
 
 
 # ---- making one ----------------------------------------------------------------------------------

@@ -16,12 +16,11 @@ import errno
 import fcntl
 import os
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any, Literal
 from uuid import UUID
 
 from gpumem._resource.handle import Handle, handle_of
-from gpumem._support.arguments import refuse
+from gpumem._support.arguments import refuse, whole_number
 from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device, devices
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
@@ -253,11 +252,8 @@ class SemaphoreDescriptor:
 
 def number_of(value: object, name: str, lowest: int = 0) -> int:
     """Return a number of bytes or elements as an integer."""
-    try:
-        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if not lowest <= number <= MAX_BYTES:
+    number = whole_number(value)
+    if number is None or not lowest <= number <= MAX_BYTES:
         raise InvalidDescriptorError(
             f"{name} {value!r} is not an integer from {lowest} to 2**63 - 1"
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpumem import _live
 from gpumem._support.closing import Closable
+from gpumem._support.files import is_at
 from gpumem._support.forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
@@ -187,8 +188,8 @@ class LivePage:
         try:
             header = _header(descriptor, path)
             alive = not _is_deserted(descriptor)
-            if not alive:
-                _remove(descriptor, path)
+            if not alive and is_at(descriptor, path):
+                path.unlink(missing_ok=True)
             start, stride, period = _layout(header, os.fstat(descriptor).st_size, path)
             copy = _newest_copy(descriptor, path, start, stride)
             return decode_copy(copy, process, alive, period)
@@ -387,15 +388,6 @@ def _is_deserted(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _remove(descriptor: int, path: Path) -> None:
-    """Remove the page, unless another file has its name now."""
-    try:
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-            path.unlink()
-    except FileNotFoundError:
-        pass
 
 
 # ---- reading -------------------------------------------------------------------------------------

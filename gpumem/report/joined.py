@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpumem._support.files import is_at
 from gpumem._support.version import VERSION
 from gpumem.report import page, processes
 from gpumem.report.data import policies_of, run_data
@@ -89,7 +90,7 @@ def _locked(path: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, path):
+            if is_at(descriptor, path):  # an earlier holder may have removed it
                 try:
                     yield
                 finally:
@@ -97,11 +98,3 @@ def _locked(path: Path) -> Iterator[None]:
                 return
         finally:
             os.close(descriptor)  # ends the lock
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the file still has this name: an earlier holder may have removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -211,7 +211,9 @@ class Session(Closable):
         wanted = without_other_devices({**settings, **options._arena_keys}, self.device)
         given = isinstance(options.arena, ArenaConfig) or wanted
         if options.private_arena or (self.environment is None and given):
-            self._private = self._make_private(wanted)
+            more = options.arena if isinstance(options.arena, ArenaConfig) else wanted
+            own = (self.environment or Environment()).settings_for(self.memory, PRIVATE, more)
+            self._private = resource_from_config(self.memory, own)
             return self._private
         if self.environment is None:
             return get_default_resource(self.memory)
@@ -245,12 +247,6 @@ class Session(Closable):
                 )
             _held_externals.add(resource)
         return resource
-
-    def _make_private(self, wanted: Mapping[str, object]) -> MemoryResource:
-        arena = self.options.arena
-        more = arena if isinstance(arena, ArenaConfig) else wanted
-        settings = (self.environment or Environment()).settings_for(self.memory, PRIVATE, more)
-        return resource_from_config(self.memory, settings)
 
     def _require_like_shared(self, shared: MemoryResource, wanted: Mapping[str, object]) -> None:
         arena = self.options.arena
@@ -479,7 +475,9 @@ class Session(Closable):
         stream, inputs, outputs, bound = self._begin()
         used: list[Tensor] = []
         try:
-            context = self._queue(fn, bound, stream, inputs, outputs, used)
+            with Accesses() as accesses:
+                self._begin_accesses(inputs, outputs, accesses)
+                context = self._queue(fn, (fn, bound), stream, inputs, outputs, used, accesses)
             if synchronize and not stream.capturing:
                 stream.synchronize()
                 used.clear()
@@ -487,7 +485,11 @@ class Session(Closable):
                 self._results = context._results
         finally:
             try:
-                _retain(used, stream)
+                # Bindings may be replaced, and the session closed or dropped, while that work is
+                # still queued. The memory of a graph that is being captured is the caller's.
+                if used and not stream.capturing:
+                    for tensor in used:
+                        retain_until_done(tensor.buffer, stream)
                 self._join(stream)
             finally:
                 with self._lock:
@@ -516,20 +518,6 @@ class Session(Closable):
     def _queue(
         self,
         fn: Callable[[RunContext], object],
-        bound: int,
-        stream: Stream,
-        inputs: Mapping[str, BoundInput],
-        outputs: Mapping[str, BoundOutput],
-        used: list[Tensor],
-    ) -> RunContext:
-        """Queue the copies and the work of one run; append the tensors of the work to `used`."""
-        with Accesses() as accesses:
-            self._begin_accesses(inputs, outputs, accesses)
-            return self._queue_work(fn, (fn, bound), stream, inputs, outputs, used, accesses)
-
-    def _queue_work(
-        self,
-        fn: Callable[[RunContext], object],
         key: object,
         stream: Stream,
         inputs: Mapping[str, BoundInput],
@@ -537,6 +525,7 @@ class Session(Closable):
         used: list[Tensor],
         accesses: Accesses,
     ) -> RunContext:
+        """Queue the copies and the work of one run; append the tensors of the work to `used`."""
         launches = None if stream.capturing else self._captured_run
         if launches is not None:
             launches.begin(key, accesses)
@@ -549,7 +538,12 @@ class Session(Closable):
             context = RunContext(ready, outputs, stream, allocator, keep=keep)
             try:
                 fn(context)
-                _require_all(context, outputs)
+                missing = [name for name in outputs if name not in context._results]
+                if missing:
+                    raise ValueError(
+                        "the run did not call output() of its context for the bound outputs "
+                        f"{missing}"
+                    )
             except BaseException:
                 used.extend(context._work.values())  # work queued before the error still runs
                 raise
@@ -557,7 +551,11 @@ class Session(Closable):
 
         context = call(self._own_memory) if launches is None else launches.run(key, stream, call)
         used.extend(context._work.values())
-        self._finish(context)
+        for name, result in context._results.items():
+            work = context._work[name]
+            if work is not result:  # the work could not write the output directly
+                # The buffer belongs to the run's stream, on which the copy is ordered too.
+                copy(result, work, self._copies_for(stream))
         return context
 
     def _begin_accesses(
@@ -616,14 +614,6 @@ class Session(Closable):
         order_behind(staged.buffer, stream)
         used.append(staged)
         return staged
-
-    def _finish(self, context: RunContext) -> None:
-        """Queue the copies of outputs that the work could not write directly."""
-        for name, result in context._results.items():
-            work = context._work[name]
-            if work is not result:
-                # The buffer belongs to the run's stream, on which the copy is ordered too.
-                copy(result, work, self._copies_for(context.stream))
 
     def _copies_for(self, stream: Stream) -> Stream:
         return stream if self._copy is self._compute else self._copy
@@ -730,25 +720,6 @@ def _options(options: Any, memory: MemoryInfo) -> SessionOptions:
     if isinstance(options, SessionOptions):
         return options
     return SessionOptions._for_memory(options, memory.device, names_of(memory))
-
-
-def _retain(used: list[Tensor], stream: Stream) -> None:
-    """Retain the memory of a run until its stream has passed the run's work.
-
-    Bindings may be replaced, and the session closed or dropped, while that work is still queued.
-    The memory of a graph that is being captured is the caller's to keep.
-    """
-    if used and not stream.capturing:
-        for tensor in used:
-            retain_until_done(tensor.buffer, stream)
-
-
-def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
-    missing = [name for name in outputs if name not in context._results]
-    if missing:
-        raise ValueError(
-            f"the run did not call output() of its context for the bound outputs {missing}"
-        )
 
 
 def _add_bound(accesses: Accesses, name: str, tensor: Tensor) -> None:

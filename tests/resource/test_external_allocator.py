@@ -267,7 +267,7 @@ def test_address_that_was_not_freed_is_refused(heap, waits):
                 held.close()
                 before = allocator.stats()
             for call in (allocator.allocate, allocator.allocate_persistent):
-                with pytest.raises(gpumem.errors.SourceError, match="gave before and has not got"):
+                with pytest.raises(gpumem.errors.SourceError, match="returned before and that is"):
                     call(50)
             assert replace(allocator.stats(), driver_calls=0) == replace(before, driver_calls=0)
             assert heap.blocks
@@ -294,7 +294,7 @@ def test_block_that_overlaps_a_live_block_is_refused_and_freed(waits, offset, nb
                 before = allocator.stats()
             with pytest.raises(gpumem.errors.SourceError) as raised:
                 allocator.allocate(nbytes)
-            assert f"overlaps 128 B at {page:#x} that it gave before" in str(raised.value)
+            assert f"overlaps 128 B at {page:#x} that it returned before" in str(raised.value)
             assert freed == [page + offset]
             assert replace(allocator.stats(), driver_calls=0) == replace(before, driver_calls=0)
         held.close()
@@ -315,7 +315,7 @@ def test_address_of_a_live_block_is_not_freed_although_the_block_overlaps_anothe
     given, freed = [page + 256, page, page], []
     with gpumem.ExternalAllocator(lambda n: given.pop(0), freed.append, memory="host") as allocator:
         held = [allocator.allocate(128) for _ in range(2)]
-        with pytest.raises(gpumem.errors.SourceError, match="gave before and has not got back"):
+        with pytest.raises(gpumem.errors.SourceError, match="returned before and that is"):
             allocator.allocate(512)
         assert not freed
         del held

@@ -269,13 +269,6 @@ cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
 
 # ---- streams -------------------------------------------------------------------------------------
 
-cdef inline bint is_named(const AllocatorHook* hook, uint64_t handle,
-                          uint32_t* stream_slot) noexcept nogil:
-    # The arena needs the name again if the stream may have ended.
-    return (remembered(hook, handle, stream_slot)
-            and hook.arena.streams[stream_slot[0]].state == STREAM_NAMED)
-
-
 cdef inline bint remembered(const AllocatorHook* hook, uint64_t handle,
                             uint32_t* stream_slot) noexcept nogil:
     # Without the lock: entries never change, and the count rises after its entry is written.
@@ -292,8 +285,11 @@ cdef inline int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_
     # `retained`: the caller drops the slot after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     retained[0] = False
-    return ARENA_OK if is_named(hook, handle, stream_slot) else find_or_make_slot(
-        hook, stream, handle, stream_slot, retained)
+    # The arena needs the name again if the stream may have ended.
+    if (remembered(hook, handle, stream_slot)
+            and hook.arena.streams[stream_slot[0]].state == STREAM_NAMED):
+        return ARENA_OK
+    return find_or_make_slot(hook, stream, handle, stream_slot, retained)
 
 
 cdef int find_or_make_slot(AllocatorHook* hook, CUstream stream, uint64_t handle,

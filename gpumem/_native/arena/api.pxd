@@ -7,22 +7,7 @@ be called from any thread, with the interpreter lock or without it.
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
-from gpumem._native.arena.values cimport (
-    ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_admits, ARENA_ASLEEP,
-    ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR,
-    ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
-    ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ARENA_TAGGED, ArenaCopy, ArenaCore, ArenaCounts,
-    ArenaFigures, ArenaFront, ArenaSettings, ArenaSpan, Block, BlockNote, DebugHeap,
-    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED,
-    HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE,
-    HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
-    HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookLive, HookSums, Lack,
-    MAX_STREAMS, PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView,
-    STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STATE_OPEN, STREAM_NAMED,
-    STREAM_VACANT, StreamState, TableCopy, unlikely,
-)
+from gpumem._native.arena.values cimport *        # all of its names are the face's
 from gpumem._native.backing cimport Backing, Mapped
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport Access, CUgraph, CUresult, CUstream, DeviceContext

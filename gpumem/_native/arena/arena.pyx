@@ -34,9 +34,9 @@ from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
-    arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block,
-    EXTEND_SAME_AS_REQUESTED, family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE,
-    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
+    arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED,
+    family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT,
+    root_of, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
@@ -266,7 +266,9 @@ cdef bint release_retired_once(bint with_wait, bint* stays) noexcept nogil:
         link = link.next
         if context_is_dead(arena.context):
             forget(arena)
-        elif ((with_wait or not arena.backing.waits) and work_is_done(arena)
+        elif ((with_wait or not arena.backing.waits)
+              and (not streams_may_work(arena)
+                   or load64(&arena.context.waits_done) >= arena.end_wait)
               and release_all(arena, with_wait)):
             forget(arena)
             destroyed = True
@@ -287,11 +289,6 @@ cdef void arenas_release_after_work() noexcept nogil:
             drain_streams(arena, NULL)
         arena_retire(arena)
     arenas_release_retired(True, &stays)
-
-
-cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
-    return (not streams_may_work(arena)
-            or load64(&arena.context.waits_done) >= arena.end_wait)
 
 
 cdef bint release_all(ArenaCore* arena, bint with_wait) noexcept nogil:
@@ -718,7 +715,9 @@ cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
     if code != CUDA_SUCCESS:
         return code
     # Counted before the driver may call graph_ended, which it does on another thread.
-    retain_for_graph(pool)
+    arena_retain(pool)
+    count_add(&pool.graphs, 1)
+    count_add(&pool.parent.graphs, 1)
     code = pool.context.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
     if code != CUDA_SUCCESS:
         graph_ended(pool)
@@ -729,12 +728,6 @@ cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
             pool.context.table.cuUserObjectRelease(counted, 1)
     context_leave(pool.context)
     return code
-
-
-cdef void retain_for_graph(ArenaCore* pool) noexcept nogil:
-    arena_retain(pool)
-    count_add(&pool.graphs, 1)
-    count_add(&pool.parent.graphs, 1)
 
 
 cdef void graph_ended(void* retained) noexcept nogil:

@@ -11,11 +11,11 @@ from gpumem._native.arena.thread_cache cimport (
     cache_flush, CacheCounts, caches_counts, caches_flush, caches_hold, caches_thaw,
 )
 from gpumem._native.arena.types cimport (
-    apart_bytes, apart_from, arena_extensions, arena_limit, arena_max_in_use,
-    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
-    arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
-    family_held, family_level, family_limit, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE,
-    root_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of,
+    apart_bytes, apart_from, arena_extensions, arena_limit, arena_max_in_use, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
+    arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote, family_held, family_level,
+    family_limit, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, root_of, SMALL_SPACE, SPACES,
+    STATE_ASLEEP, table_of,
 )
 from gpumem._native.arena.values cimport HeapCounts
 from gpumem._native.backing cimport Mapped
@@ -425,8 +425,11 @@ cdef bint make_room(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     copy.span_page_count = span_page_slots(arena) + SPARE
     copy.stream_count = arena.table.stream_slot_count + SPARE
     lock_release(&arena.lock)
+    copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
+    copy.span_pages = <PageCopy*>touched(<size_t>copy.span_page_count * sizeof(PageCopy))
+    copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
     return (room_for_table(&copy.tables[0]) and room_for_table(&copy.tables[1])
-            and room_for_rest(copy))
+            and copy.pages != NULL and copy.span_pages != NULL and copy.streams != NULL)
 
 
 cdef void count_table(const Bfc* table, TableCopy* copy) noexcept nogil:
@@ -438,13 +441,6 @@ cdef bint room_for_table(TableCopy* copy) noexcept nogil:
     copy.chunks = <Chunk*>touched(<size_t>copy.count * sizeof(Chunk))
     copy.regions = <Region*>touched(<size_t>copy.region_count * sizeof(Region))
     return copy.chunks != NULL and copy.regions != NULL
-
-
-cdef bint room_for_rest(ArenaCopy* copy) noexcept nogil:
-    copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
-    copy.span_pages = <PageCopy*>touched(<size_t>copy.span_page_count * sizeof(PageCopy))
-    copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
-    return copy.pages != NULL and copy.span_pages != NULL and copy.streams != NULL
 
 
 cdef void* touched(size_t nbytes) noexcept nogil:

@@ -11,8 +11,8 @@ from gpumem._native.arena.release cimport (
     release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,
 )
 from gpumem._native.arena.streams cimport (
-    disable_cross_stream_search, enable_cross_stream_search, is_worth_polling,
-    mark_remainders_dirty, record_events_of_others, release_completed, wait_behind,
+    is_worth_polling, mark_remainders_dirty, record_events_of_others, release_completed,
+    set_cross_stream_search, wait_behind,
 )
 from gpumem._native.arena.family cimport (
     any_pool_next, arena_drop, pool_next, shares_limit, tag_next,
@@ -622,11 +622,11 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
         if demand.unfinished:
             record_events_of_others(arena, demand.stream_slot)
             # From here on the lock is not released until the plan is made.
-            enable_cross_stream_search(arena, demand.stream_slot)
+            set_cross_stream_search(arena, demand.stream_slot, True)
         bound_by_room(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
-        disable_cross_stream_search(arena)
+        set_cross_stream_search(arena, demand.stream_slot, False)
     if result == PLAN_OK and plan.over_limit:
         space_undo(space, plan)
         result = PLAN_NO_MEMORY

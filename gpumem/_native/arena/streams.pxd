@@ -82,10 +82,10 @@ cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
 # Caller holds `lock`, which is released for the driver. Records an event on every other stream
 # that has freed memory.
 cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcept nogil
-# Caller holds `lock` until disable_cross_stream_search. Between the two calls a plan may use memory
-# of other streams whose end an event marks. A caller that uses the memory has to call wait_behind.
-cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil
-cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil
+# Caller holds `lock` from the call that turns it on to the one that turns it off. In between a plan
+# may use memory of other streams, if an event marks its end. A caller that uses the memory has to
+# call wait_behind.
+cdef void set_cross_stream_search(ArenaCore* arena, uint32_t requesting, bint on) noexcept nogil
 # Destroys the pooled events; no thread uses the arena any more.
 cdef void destroy_events(ArenaCore* arena) noexcept nogil
 

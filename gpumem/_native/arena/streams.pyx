@@ -31,9 +31,7 @@ from gpumem._support.interpreter cimport interpreter_release, interpreter_restor
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
-from gpumem._support.streams cimport (
-    LEGACY_STREAM, PER_THREAD_STREAM, reclaim_is_due, reclaim_next,
-)
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM, reclaim_is_due, reclaim_next
 
 
 # ---- An event closes an epoch, after the work of the freed blocks --------------------------------
@@ -393,19 +391,12 @@ cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcep
             record_event_if_dirty(arena, stream_slot)
 
 
-cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil:
+cdef void set_cross_stream_search(ArenaCore* arena, uint32_t requesting, bint on) noexcept nogil:
     cdef uint32_t stream_slot
+    cdef uint64_t behind
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot != requesting:
-            arena.table.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
-            arena.small.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
-
-
-cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t stream_slot
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        arena.table.bins[stream_slot].behind = 0
-        arena.small.bins[stream_slot].behind = 0
+        behind = arena.streams[stream_slot].event_epoch if on and stream_slot != requesting else 0
+        arena.table.bins[stream_slot].behind = arena.small.bins[stream_slot].behind = behind
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t requesting) noexcept nogil:
@@ -745,7 +736,8 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* 
             return ARENA_NO_METADATA
     lock_acquire(&arena.lock)
     known = find_stream(arena, handle, thread, stream_slot)
-    if not known and wants_reclaim(arena):
+    if not known and reclaim_is_due(arena.table.stream_slot_count, arena.vacant_slots,
+                                    arena.reclaim_at):
         # Calls the driver, so without the lock; then another thread may have made the slot.
         lock_release(&arena.lock)
         interpreter = interpreter_release()
@@ -862,10 +854,6 @@ cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
     lock_release(&arena.lock)
     free(marked)
     return vacated
-
-
-cdef inline bint wants_reclaim(const ArenaCore* arena) noexcept nogil:
-    return reclaim_is_due(arena.table.stream_slot_count, arena.vacant_slots, arena.reclaim_at)
 
 
 cdef void reclaim(ArenaCore* arena) noexcept nogil:

@@ -17,7 +17,7 @@ from gpumem._native.driver cimport (
     CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream, DeviceContext, note_call,
 )
 from gpumem._support.atomics cimport pointer_try, published_pointer, store64
-from gpumem._support.memory cimport munmap
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 
 
 # ---- one driver allocation per region: device and managed memory ---------------------------------
@@ -528,27 +528,8 @@ cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept no
 # descriptor can remove a page from the others.
 
 
-cdef extern from *:
-    """
-    #include <fcntl.h>
-    #include <stdint.h>
-    #include <sys/mman.h>
-    #include <unistd.h>
-
-    /* Makes and maps a file of `nbytes`; -1: no memory, or no descriptor. */
-    static int gm_file_map(uint64_t nbytes, void **address) {
-        int fd = memfd_create("gpumem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (fd < 0) return -1;
-        *address = MAP_FAILED;
-        if (ftruncate(fd, (off_t)nbytes) == 0
-                && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-            *address = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (*address != MAP_FAILED) return fd;
-        close(fd);
-        return -1;
-    }
-    """
-    int gm_file_map(uint64_t nbytes, void** address) noexcept nogil
+cdef extern from "files.h" nogil:
+    int file_in_memory(const char* name, uint64_t nbytes)
 
 cdef enum:
     PAGE = 4096
@@ -565,15 +546,18 @@ cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil:
 
 
 cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
-    cdef void* pages = NULL
-    cdef int fd = gm_file_map(size, &pages)
-    cdef CUresult code
-    if fd < 0:
+    cdef int fd = file_in_memory("gpumem", size)
+    cdef void* pages = MAP_FAILED
+    cdef CUresult code = CUDA_ERROR_OUT_OF_MEMORY
+    if fd >= 0:
+        pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if pages == MAP_FAILED:
         self.call = "memfd_create"
-        return CUDA_ERROR_OUT_OF_MEMORY
-    code = pages_pin(self, <uintptr_t>pages, size, fd)
+    else:
+        code = pages_pin(self, <uintptr_t>pages, size, fd)
+        if code != CUDA_SUCCESS:
+            munmap(pages, size)
     if code != CUDA_SUCCESS:
-        munmap(pages, size)
         close(fd)
     address[0] = <uintptr_t>pages
     return code

@@ -11,9 +11,7 @@
 #define GPUMEM_HOST_PAGES_H
 
 #include <errno.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,6 +20,7 @@
 
 #include "mappings.h"
 #include "meminfo.h"
+#include "threads.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -102,24 +101,20 @@ static inline void *make_all_pieces(void *shared) {
     return NULL;
 }
 
-/* Starts threads, which handle no signal of the process. They begin when all are there: the stack
+/* Starts threads. They begin when all are there: the stack
  * of a new thread needs the lock of the process's mappings, which those that make pages hold. Where
  * no further thread can be started, fewer do the work.
  */
 static inline void start_threads(HostPages *pages) {
     size_t wanted = smaller_size(pages->nbytes / HOST_PAGES_PER_THREAD, HOST_PAGES_THREADS);
-    sigset_t all, before;
     cpu_set_t cpus;
     if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
     wanted = smaller_size(wanted, (size_t)CPU_COUNT(&cpus) - 1);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&pages->lock);
     while (pages->thread_count < (int)wanted &&
-           pthread_create(&pages->threads[pages->thread_count], NULL, make_all_pieces, pages) == 0)
+           thread_start(&pages->threads[pages->thread_count], 0, 0, make_all_pieces, pages) == 0)
         pages->thread_count++;
     pthread_mutex_unlock(&pages->lock);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Begins to make pages, on `node` if possible (-1: on any). False: the host has no memory, and

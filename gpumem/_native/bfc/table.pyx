@@ -56,7 +56,7 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
         return NIL
     bin_remove(table, index)
     if split:
-        chunk_split(table, index, size)
+        bin_insert(table, chunk_cut(table, index, size))
     chunk_allocate(table, index, requested, stream_slot)
     return index
 
@@ -287,10 +287,6 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
     if table.split_rule == SPLIT_NEVER:
         return False
     return have >= 2 * want or have - want >= table.max_dead
-
-
-cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
-    bin_insert(table, chunk_cut(table, index, size))
 
 
 cdef uint32_t chunk_cut(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:

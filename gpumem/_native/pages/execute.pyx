@@ -13,8 +13,8 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, kept_count, kept_view, note_dormant, orphan_add, page_create,
-    page_give_slot, page_note, retired_add, space_drop_retired, view_set, view_unmap,
+    fill_granules, hole_at, kept_view, note_dormant, orphan_add, page_create, page_give_slot,
+    page_note, retired_add, space_drop_retired, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
@@ -341,7 +341,7 @@ cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
 cdef CUresult unmap_kept(Space* space) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first, page
-    while code == CUDA_SUCCESS and space.views_asleep < kept_count(space):
+    while code == CUDA_SUCCESS and space.views_asleep < space.page_count + space.retired_count:
         page = kept_view(space, space.views_asleep, &first)
         if page != NIL:
             code = view_unmap(space, first, space.page[page].granules)

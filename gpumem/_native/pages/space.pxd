@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.bfc cimport Bfc, Chunk
+from gpumem._native.bfc cimport Bfc
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
 from gpumem._support.events cimport EventSource
@@ -51,9 +51,8 @@ cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stre
 # Number `i` of the retired views is unmapped, or will be before anything is mapped there.
 cdef void retired_remove(Space* space, uint32_t i) noexcept nogil
 cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil
-# Inactive views have numbers below kept_count. Returns a view's page, or NIL where there is none.
-# No number changes while the space sleeps.
-cdef uint32_t kept_count(const Space* space) noexcept nogil
+# Inactive views have numbers below page_count + retired_count. Returns a view's page, or NIL where
+# there is none. No number changes while the space sleeps.
 cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil
 # No graph uses its views any more: from then on they are unmapped, and pages are released, as in
 # any space. Caller holds the arena lock.

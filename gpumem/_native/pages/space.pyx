@@ -373,10 +373,6 @@ cdef void retired_remove(Space* space, uint32_t i) noexcept nogil:
     space.retired[i] = space.retired[space.retired_count]
 
 
-cdef uint32_t kept_count(const Space* space) noexcept nogil:
-    return space.page_count + space.retired_count
-
-
 cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil:
     # Dormant views have the numbers of their pages; retired views follow.
     if i >= space.page_count:

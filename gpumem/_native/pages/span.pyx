@@ -113,15 +113,12 @@ cdef void span_unmap(Span* span) noexcept nogil:
     cdef uint32_t last
     while first < span.count:
         last = first
-        while last < span.count and can_unmap(&span.page[last]):
+        while (last < span.count and span.page[last].state == SPAN_LEAVING
+               and span.page[last].release == 0):
             last += 1
         if last > first:
             unmap_run(span, first, last)
         first = last + 1
-
-
-cdef inline bint can_unmap(const SpanPage* page) noexcept nogil:
-    return page.state == SPAN_LEAVING and page.release == 0
 
 
 cdef void unmap_run(Span* span, uint32_t first, uint32_t last) noexcept nogil:

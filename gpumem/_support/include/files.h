@@ -13,6 +13,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Makes a file in memory of a size that stays: no process can remove pages from the others. -1: no
+ * memory, or no descriptor. */
+static inline int file_in_memory(const char *name, uint64_t nbytes) {
+    int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0 || (ftruncate(file, (off_t)nbytes) == 0 &&
+                     fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0))
+        return file;
+    close(file);
+    return -1;
+}
+
 /* Writes all bytes; returns 0 or an errno. */
 static inline int file_write(int file, const void *bytes, size_t nbytes, uint64_t offset) {
     while (nbytes > 0) {

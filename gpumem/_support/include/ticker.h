@@ -5,10 +5,10 @@
 #define GPUMEM_TICKER_H
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <time.h>
+
+#include "threads.h"
 
 enum { TICKER_STACK_BYTES = 256 << 10 };
 
@@ -44,8 +44,6 @@ static void *ticker_run(void *nothing) {
 /* Returns an errno. */
 static int ticker_start(void (*tick)(void), uint64_t period) {
     pthread_condattr_t clock;
-    pthread_attr_t small;
-    sigset_t all, before;
     int code;
     ticker.tick = tick;
     ticker.period = period;
@@ -55,13 +53,7 @@ static int ticker_start(void (*tick)(void), uint64_t period) {
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&ticker.ended, &clock);
     pthread_condattr_destroy(&clock);
-    pthread_attr_init(&small);
-    pthread_attr_setstacksize(&small, TICKER_STACK_BYTES);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    code = pthread_create(&ticker.thread, &small, ticker_run, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&small);
+    code = thread_start(&ticker.thread, 0, TICKER_STACK_BYTES, ticker_run, NULL);
     if (code == 0) pthread_setname_np(ticker.thread, "gpumem-top");
     return code;
 }

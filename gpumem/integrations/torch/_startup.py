@@ -91,9 +91,8 @@ _problem = ""
 """Reason why there is none."""
 _options: Options | None = None
 """The options of a run that writes a page."""
-_ending = False
-"""Whether this process adds itself to the page, or has."""
-_ended = False
+_state = "running"
+"""Whether this process is "running", is "ending", by adding itself to the page, or has "ended"."""
 
 
 def record() -> None:
@@ -124,8 +123,8 @@ def record() -> None:
 
 
 def _begin_recording(options: Options) -> None:
-    global _recording, _problem, _ending, _ended
-    _recording, _problem, _ending, _ended = None, "", False, False
+    global _recording, _problem, _state
+    _recording, _problem, _state = None, "", "running"
     call_with_first_resource(lambda: processes.note(options.job(), processes.BEGUN))
     try:
         _recording = observe.record(capacity=EVENTS, stacks=options.stacks)
@@ -135,14 +134,14 @@ def _begin_recording(options: Options) -> None:
 
 def end() -> bool:
     """Add this process to the page, once; return False while an earlier call does."""
-    global _ending, _ended
-    if _options is not None and not _ending:
-        _ending = True
+    global _state
+    if _options is not None and _state == "running":
+        _state = "ending"
         try:
             _write(_options)
         finally:
-            _ended = True
-    return _ended or not _ending
+            _state = "ended"
+    return _state != "ending"
 
 
 def _write(options: Options) -> None:
@@ -187,14 +186,9 @@ def end_without_recording() -> None:
 
 
 def _add(traces: list[Trace], options: Options, problem: str) -> dict[str, str]:
-    page = Path(options.report)
-    return joined.add_runs(traces, page, job=options.job(), label=_label(), problem=problem)
-
-
-def _label() -> str:
-    """Name this process on the page."""
-    rank = os.environ.get("RANK", "")
-    return f"rank {rank}" if rank.isdigit() else f"process {os.getpid()}"
+    page, rank = Path(options.report), os.environ.get("RANK", "")
+    label = f"rank {rank}" if rank.isdigit() else f"process {os.getpid()}"
+    return joined.add_runs(traces, page, job=options.job(), label=label, problem=problem)
 
 
 def _report(text: str) -> None:

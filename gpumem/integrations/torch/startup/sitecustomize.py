@@ -13,13 +13,12 @@ import atexit
 import contextlib
 import importlib
 import importlib.abc
-import importlib.util
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 
 _STEPS = {"torch": "begin", "gpumem": "record"}
@@ -86,11 +85,8 @@ def _finish_page(process: int, page: str, began: int) -> None:
         return
     # By its path, because gpumem itself is not imported.
     path = os.path.join(os.path.dirname(__file__), "../../../report/processes.py")
-    spec = importlib.util.spec_from_file_location("_gpumem_processes", path)
-    assert spec is not None
-    assert spec.loader is not None
-    processes = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(processes)
+    processes = ModuleType("_gpumem_processes")
+    SourceFileLoader(processes.__name__, path).exec_module(processes)
     job = f"{process} {began}"
     if not _STEPS.keys().isdisjoint(sys.modules):
         processes.forget(job)

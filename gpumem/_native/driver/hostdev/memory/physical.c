@@ -5,6 +5,7 @@
  * every two megabytes; its pages return to the kernel when the handle's memory is freed.
  */
 #include "../device/internal.h"
+#include "files.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -26,13 +27,7 @@ static int shared_file = -1;
 static size_t shared_high; /* maximum of the bytes in use */
 static Extent *shared_free;
 
-int host_sparse_file(const char *name) {
-    int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (file < 0) return -1;
-    if (ftruncate(file, (off_t)FILE_BYTES) == 0 && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0) return file;
-    close(file);
-    return -1;
-}
+int host_sparse_file(const char *name) { return file_in_memory(name, FILE_BYTES); }
 
 static bool extent_take(size_t size, size_t *offset) {
     if (shared_file < 0) shared_file = host_sparse_file("gpumem-device");
@@ -122,17 +117,11 @@ CUresult host_prop_check(const CUmemAllocationProp *prop) {
     }
 }
 
-/* The name holds the location, which an importing process reads. The file is sealed: an access
- * could end with a bus error if another process made it shorter. */
+/* The name holds the location, which an importing process reads. */
 static int file_new(const CUmemAllocationProp *prop, size_t size) {
     char name[64];
     snprintf(name, sizeof name, "gpumem-handle-%d-%d", (int)prop->location.type, prop->location.id);
-    int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (file < 0) return -1;
-    bool made = ftruncate(file, (off_t)size) == 0 &&
-                fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
-    if (!made) close(file);
-    return made ? file : -1;
+    return file_in_memory(name, size);
 }
 
 static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* above all addresses */

@@ -4,9 +4,9 @@
  * A worker thread starts with its stream's first work and ends when idle for a while.
  */
 #include "../device/internal.h"
+#include "threads.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -143,22 +143,12 @@ static void *worker_main(void *argument) {
     return NULL;
 }
 
-/* The worker blocks all signals: they are the program's. */
 static CUresult worker_start(Stream *stream) {
     pthread_t thread;
-    pthread_attr_t attributes;
-    sigset_t all, before;
     pthread_mutex_lock(&host.worker_lock);
     host.workers++;
     pthread_mutex_unlock(&host.worker_lock);
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, WORKER_STACK);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    stream->worker_alive = pthread_create(&thread, &attributes, worker_main, stream) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    stream->worker_alive = thread_start(&thread, 1, WORKER_STACK, worker_main, stream) == 0;
     if (stream->worker_alive) return CUDA_SUCCESS;
     worker_leave();
     return CUDA_ERROR_OPERATING_SYSTEM;
