@@ -45,7 +45,7 @@ from gpumem._native.arena.api cimport (
     slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STREAM_NAMED,
     STREAM_VACANT, tag_now,
 )
-from gpumem._native.backing cimport Mapped, shared_export
+from gpumem._native.backing cimport Mapped, memory_export
 from gpumem._native.bfc cimport MAX_BYTES
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
@@ -1459,7 +1459,7 @@ def export_block(Buffer buffer not None, bint read_only):
                 f"memory of {arena.memory} cannot be exported to be read only: the receiver of the "
                 "handle may map it to write")
         with nogil:
-            code = shared_export(arena_apart(arena.core, APART_SHAREABLE), memory.memory, &fd)
+            code = memory_export(&arena.driver_device.context, memory.memory, &fd)
         check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
         return handle_of(fd, None, None), False, *where
     finally:

@@ -10,8 +10,28 @@ from gpumem._buffer.transport import Registration, Transports
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 
+class _Exporter:
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+
+class _Array(_Exporter):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None
+    ) -> np.ndarray[Any, np.dtype[Any]]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
 @final
-class Buffer:
+class Buffer(_Array):
     resource: MemoryResource
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
@@ -40,26 +60,6 @@ class Buffer:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     def __len__(self) -> int: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None
-    ) -> np.ndarray[Any, np.dtype[Any]]: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
-
-@final
-class ArrayOwner:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Leases:

@@ -557,8 +557,7 @@ cdef inline ResourceBase made(Buffer buffer):
 cdef ResourceBase require_managed(Buffer buffer, str what):
     """Return the resource of an open buffer of managed memory; else raise."""
     cdef ResourceBase resource = made(buffer)
-    if buffer.is_closed:
-        raise ClosedError("this buffer is closed")
+    require_open(buffer)
     if resource.memory.kind is not MemoryKind.MANAGED:
         raise ValueError(f"{resource.memory} is not managed memory and cannot be {what}")
     if context_is_dead(&resource.driver_device.context):

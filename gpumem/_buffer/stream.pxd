@@ -23,7 +23,6 @@ cdef class Stream:
     cdef bint owned                 # destroy it with this object
     cdef object owner               # keeps another library's stream alive
     cdef object __weakref__
-    cdef int _wait_event(self, Event event) except -1
 
 cdef class Event:
     cdef readonly object device

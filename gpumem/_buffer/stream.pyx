@@ -207,23 +207,15 @@ cdef class Stream:
         True
         """
         if isinstance(event, Event):
-            self._wait_event(event)
+            if (<Event>event).driver_device.type != self.driver_device.type:
+                raise ValueError(f"an event of {event.device} cannot be waited for on "
+                                 f"{self.device}")
+            wait_for_event(self.driver_device, self.handle, event)
             return
         enqueue = getattr(event, "enqueue_wait", None)
         if enqueue is None:
             raise TypeError(f"a stream waits for an Event or a timeline's point, not {event!r}")
         enqueue(self)
-
-    cdef int _wait_event(self, Event event) except -1:
-        cdef DeviceContext* context
-        cdef CUresult code
-        if event.driver_device.type != self.driver_device.type:
-            raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
-        context = enter(self.driver_device, "cuStreamWaitEvent")
-        with nogil:
-            code = context.table.cuStreamWaitEvent(self.handle, event.handle, 0)
-        leave(context, code, "cuStreamWaitEvent")
-        return 0
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -433,6 +425,16 @@ cdef bint leave(DeviceContext* context, CUresult code, str call) except -1:
     cdef bint is_ready = code != CUDA_ERROR_NOT_READY
     device_leave(context, code if is_ready else CUDA_SUCCESS, call)
     return is_ready
+
+
+cdef int wait_for_event(DriverDevice driver_device, CUstream stream, Event event) except -1:
+    # The stream waits on the device.
+    cdef DeviceContext* context = enter(driver_device, "cuStreamWaitEvent")
+    cdef CUresult code
+    with nogil:
+        code = context.table.cuStreamWaitEvent(stream, event.handle, 0)
+    leave(context, code, "cuStreamWaitEvent")
+    return 0
 
 
 cdef int require_usable(DriverDevice driver_device) except -1:
@@ -795,7 +797,6 @@ cdef int forget_done(Buffer buffer) except -1:
 
 
 cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) except -1:
-    cdef CUresult code
     if (use.driver_device is driver_device and use.stream == stream
             and stream != <CUstream><uintptr_t>PER_THREAD_STREAM):
         return 0
@@ -803,12 +804,8 @@ cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) 
     if use.driver_device.type != driver_device.type:
         use.event.synchronize()
         return 0
-    if is_capturing(driver_device, stream):
-        return 0
-    device_enter(&driver_device.context, "cuStreamWaitEvent")
-    with nogil:
-        code = driver_device.context.table.cuStreamWaitEvent(stream, use.event.handle, 0)
-    return device_leave(&driver_device.context, code, "cuStreamWaitEvent")
+    return 0 if is_capturing(driver_device, stream) else wait_for_event(
+        driver_device, stream, use.event)
 
 
 cdef int require_alive(DeviceContext* context) except -1:

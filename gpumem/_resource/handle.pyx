@@ -23,6 +23,7 @@ from gpumem._native.arena.api cimport (
     ARENA_ASLEEP, arena_context, arena_driver_calls, arena_drop, ARENA_NO_METADATA, ARENA_OK,
     arena_page_around, arena_serial, ArenaCore, hook_arena, hook_share,
 )
+from gpumem._native.backing cimport memory_export
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
     context_relax, context_restore, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS,
@@ -299,11 +300,7 @@ def export_page(uint64_t address, uint64_t at):
         with nogil:
             found = arena_page_around(arena, at, &page)
             if found:
-                code = context_enter(arena_context(arena))
-                if code == CUDA_SUCCESS:
-                    code = arena_context(arena).table.cuMemExportToShareableHandle(
-                        &fd, page.memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                    context_leave(arena_context(arena))
+                code = memory_export(arena_context(arena), page.memory, &fd)
         if not found:
             raise not_pages(address)
         check(arena_context(arena).table, code, "cuMemExportToShareableHandle")

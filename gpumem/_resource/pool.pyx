@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 from gpumem._buffer cimport (
     alignment_in, Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call,
     ledger_counters, ledger_keep, ledger_make, ledger_move, ledger_stream, LedgerBlock,
-    LedgerCounters, MemoryResource, resource_begin, resource_claim, resource_deliver, resource_init,
+    LedgerCounters, MemoryResource, require_open, resource_begin, resource_claim, resource_deliver,
+    resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -30,7 +31,7 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.config import PoolConfig
 from gpumem.device import Device, devices, MemoryInfo, MemoryKind
-from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
+from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.stats import advised, LimitInForce, OutOfMemoryReport, PoolStats, ShrinkReport
 
 
@@ -459,8 +460,7 @@ cdef class DriverPool(MemoryResource):
         require_shareable(self)
         if buffer.home is not self:
             raise ValueError(f"{buffer!r} is not a buffer of {self!r}")
-        if buffer.is_closed:
-            raise ClosedError("this buffer is closed")
+        require_open(buffer)
         if buffer.block_bytes == 0:
             raise ValueError("an empty buffer has no memory to export")
         if not self.was_exported:

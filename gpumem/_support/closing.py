@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NoReturn, Self
 
+from gpumem.errors import ClosedError
+
 
 class Uncopied:
     """Base of objects that own something, which the end of a copy would release."""
@@ -26,6 +28,10 @@ class Closable(Uncopied):
     def close(self) -> None:
         """End the object. Idempotent."""
         raise NotImplementedError
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this {type(self).__name__.lower()} is closed")
 
     def __enter__(self) -> Self:
         return self

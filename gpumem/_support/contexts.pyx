@@ -9,6 +9,7 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int32_t, uint64_t
 
 from gpumem._support.atomics cimport count64_add, count_add, count_now, load64
+from gpumem._support.interpreter cimport PyGILState_Check
 from gpumem._support.process cimport process_is_exiting
 
 from gpumem.errors import GpumemError
@@ -19,7 +20,6 @@ cdef extern from "Python.h":
         uint64_t id
         uint64_t context_ver    # counts the switches of its context
     PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
-    int PyGILState_Check() noexcept nogil
     int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1
     object PyContextVar_Set(object variable, object value)
 
@@ -187,7 +187,6 @@ cdef class ContextBlock:
             # Python may have set the value all the same.
             self.opened.tag.is_over = True
             self.leave()
-            self.is_left = True
             raise
         return self.opened.value
 
@@ -197,7 +196,6 @@ cdef class ContextBlock:
         if not self.leave():
             raise GpumemError(f"{self.name} was entered by another thread, or in another context, "
                               "which keeps it: leave it there")
-        self.is_left = True
 
     cdef bint leave(self) noexcept:
         # False: this context does not have it.
@@ -207,6 +205,7 @@ cdef class ContextBlock:
             self.opened.tag.is_over = True
         except LookupError:
             return False
+        self.is_left = True
         return True
 
     def __call__(self, function):

@@ -4,6 +4,7 @@ import atexit
 # The functions of C: Python's `signal` module would first run the handler of a pending signal.
 from _signal import getsignal, SIGINT
 
+from gpumem._support.interpreter cimport PyGILState_Check
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
@@ -25,7 +26,6 @@ cdef extern from *:
 
 cdef extern from "Python.h":
     ctypedef struct PyObject
-    int PyGILState_Check() nogil
     int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) nogil
     int check_signals "PyErr_CheckSignals"()
     int PyErr_CheckSignals() except -1

@@ -460,7 +460,3 @@ cdef Tensor copied_aside(Tensor to, Tensor origin, object stream):
         refuse_captured(to.buffer, origin.buffer, stream)
     tensor_move(made, origin, stream, False)
     return made
-
-
-cdef bint is_same(Tensor a, Tensor b):
-    return a.address == b.address and a.strides == b.strides

@@ -4,13 +4,13 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 import numpy.typing as npt
 
-from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.buffer import Buffer, _Array
 from gpumem._buffer.stream import _StreamLike
 from gpumem._buffer.transport import Transports
 from gpumem.device import Device, MemoryInfo
 
 @final
-class Tensor:
+class Tensor(_Array):
     __dlpack_c_exchange_api__: ClassVar[Any]
     buffer: Buffer
     @property
@@ -71,19 +71,3 @@ class Tensor:
     def numpy(
         self, *, writable: bool | None = None, sync: bool = True
     ) -> np.ndarray[Any, np.dtype[Any]]: ...
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None
-    ) -> np.ndarray[Any, np.dtype[Any]]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...

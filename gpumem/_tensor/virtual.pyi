@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpumem._arena.arena import Arena
+from gpumem._buffer.buffer import _Exporter
 from gpumem._buffer.stream import _StreamLike
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
@@ -12,7 +13,7 @@ from gpumem.device import Device, MemoryInfo
 _OnPressure: TypeAlias = Callable[[VirtualTensor, int], object] | None
 
 @final
-class VirtualTensor:
+class VirtualTensor(_Exporter):
     arena: Arena
     full: Tensor
     shape: tuple[int, ...]
@@ -44,15 +45,6 @@ class VirtualTensor:
     def resize(self, rows: SupportsIndex) -> None: ...
     def tensor(self, first: SupportsIndex = 0, last: SupportsIndex | None = None) -> Tensor: ...
     def numpy(self) -> npt.NDArray[Any]: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
     def record_stream(
         self, stream: _StreamLike, first: SupportsIndex = 0, last: SupportsIndex | None = None
     ) -> None: ...

@@ -392,7 +392,8 @@ def require_consumable(handle: Any, consume: bool, *, is_address: bool = False) 
     """Raise InvalidDescriptorError for a handle that cannot be taken over: a name, an address."""
     if not isinstance(consume, bool):
         raise TypeError(f"consume {consume!r} is not True or False")
-    if consume and (is_address or not _is_descriptor(handle)):
+    is_closable = hasattr(handle, "fileno") and hasattr(handle, "close")
+    if consume and (is_address or not (isinstance(handle, int) or is_closable)):
         raise InvalidDescriptorError(
             f"invalid consume = True with {handle!r}: only a descriptor can be consumed"
         )
@@ -404,10 +405,6 @@ def consume(handle: Any) -> None:
         os.close(handle)
     else:
         handle.close()
-
-
-def _is_descriptor(handle: Any) -> bool:
-    return isinstance(handle, int) or (hasattr(handle, "fileno") and hasattr(handle, "close"))
 
 
 def bytes_of(handle: Any, read_only: bool) -> tuple[int, int, memoryview]:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from gpumem._support.closing import Closable
 from gpumem.device import Device
-from gpumem.errors import ClosedError
 from gpumem.interop.descriptors import (
     InteropCapability,
     MemoryDescriptor,
@@ -224,10 +223,6 @@ class Importer(Closable):
 
     def __repr__(self) -> str:
         return f"<gpumem.interop.Importer of {self.device}{', closed' if self._closed else ''}>"
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"the importer of {self.device} is closed")
 
 
 class ImporterLike(Protocol):

@@ -454,10 +454,6 @@ class Environment(Closable):
         if self._unclaimed:
             self._warn_of_unclaimed(stacklevel=3)
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this environment is closed")
-
     def __repr__(self) -> str:
         memories = ", ".join(str(memory) for memory in self.memories())
         return f"<gpumem.Environment of {memories or 'nothing'}{', closed' * self._closed}>"

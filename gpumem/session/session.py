@@ -706,10 +706,6 @@ class Session(Closable):
         elif self.environment is not None:
             self.environment.release(self._own_memory)
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this session is closed")
-
     def __repr__(self) -> str:
         return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"
 

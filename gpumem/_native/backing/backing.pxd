@@ -115,7 +115,7 @@ cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noex
 # have used the memory before.
 cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # Makes a new descriptor of the region's memory.
-cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil
+cdef CUresult memory_export(DeviceContext* context, uint64_t memory, int* fd) noexcept nogil
 
 
 # ---- Regions of host memory that other processes may be given: a file in memory for each ---------

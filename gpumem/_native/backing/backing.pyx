@@ -513,12 +513,12 @@ cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nog
     return code
 
 
-cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil:
-    cdef CUresult code = context_enter(self.context)
+cdef CUresult memory_export(DeviceContext* context, uint64_t memory, int* fd) noexcept nogil:
+    cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
-        code = self.context.table.cuMemExportToShareableHandle(
+        code = context.table.cuMemExportToShareableHandle(
             fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-        context_leave(self.context)
+        context_leave(context)
     return code
 
 

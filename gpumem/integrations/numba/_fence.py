@@ -49,7 +49,10 @@ class Fence:
         If the driver call fails, for example during a graph capture, a later call frees the block.
         """
         try:
-            self._free(buffer)
+            event = Event(self._device)
+            with self._lock:
+                self._free_stream.wait(event if record_all_work(event) else self._legacy.record())
+                buffer.close(self._free_stream)
         except GpumemError:
             self._waiting.append(buffer)
 
@@ -65,16 +68,7 @@ class Fence:
         self._free_waiting()
         self._free_stream.synchronize()
 
-    def _free(self, buffer: Buffer) -> None:
-        with self._lock:
-            self._free_stream.wait(self._everything())
-            buffer.close(self._free_stream)
-
     def _free_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for buffer in waiting:
             self.free(buffer)
-
-    def _everything(self) -> Event:
-        event = Event(self._device)
-        return event if record_all_work(event) else self._legacy.record()

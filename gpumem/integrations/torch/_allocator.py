@@ -186,7 +186,9 @@ class Routing:
         begin, end = self._own
 
         def capture_begin(graph: Any, *arguments: Any, **options: Any) -> None:
-            routing._suspend()
+            routing._captures += 1
+            if routing._captures == 1:
+                routing._end()
             try:
                 begin(graph, *arguments, **options)
             except BaseException:
@@ -200,11 +202,6 @@ class Routing:
                 routing._resume()
 
         return capture_begin, capture_end
-
-    def _suspend(self) -> None:
-        self._captures += 1
-        if self._captures == 1:
-            self._end()
 
     def _resume(self) -> None:
         self._captures -= 1
@@ -237,7 +234,12 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
     ConfigError
         A resource is not an arena.
     """
-    _require_pools(torch)
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise IntegrationError(
+            "PyTorch cannot take a pool's memory from gpumem: its allocator is "
+            f"{backend!r}, and only 'native' has such pools"
+        )
     indices = sorted(resources.given) or [torch.cuda.current_device()]
     arenas = {index: arena_of(resources, index) for index in indices}
     allocator = torch._C._cuda_customAllocator(*_hooks.segment_functions())
@@ -247,11 +249,3 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
         with torch.cuda.device(index):
             pools[index] = Pool(arena, torch.cuda.MemPool(allocator))
     return pools
-
-
-def _require_pools(torch: ModuleType) -> None:
-    if torch.cuda.get_allocator_backend() != "native":
-        raise IntegrationError(
-            "PyTorch cannot take a pool's memory from gpumem: its allocator is "
-            f"{torch.cuda.get_allocator_backend()!r}, and only 'native' has such pools"
-        )
