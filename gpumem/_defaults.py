@@ -63,9 +63,15 @@ def get_default_resource(memory: MemoryInfo | Device | str | None = None) -> Mem
     >>> gpumem.get_default_resource("host") is gpumem.get_default_resource("host:0")
     True
     """
-    used = opened_values(using)
-    found = _used_for(used, memory) if used else None
-    return _look_up(memory) if found is None else found
+    used: list[MemoryResource] = opened_values(using)
+    if used:
+        if memory is None:
+            return used[0]
+        key = _key_of(memory)
+        for each in used:
+            if _key_of(each.memory) == key:
+                return each
+    return _look_up(memory)
 
 
 def _look_up(memory: MemoryInfo | Device | str | None) -> MemoryResource:
@@ -85,15 +91,6 @@ def _look_up(memory: MemoryInfo | Device | str | None) -> MemoryResource:
 def _forget_lookups() -> None:
     _lookups.clear()
     last_served[:] = object(), None
-
-
-def _used_for(
-    used: list[MemoryResource], memory: MemoryInfo | Device | str | None
-) -> MemoryResource | None:
-    if memory is None:
-        return used[0]
-    key = _key_of(memory)
-    return next((each for each in used if _key_of(each.memory) == key), None)
 
 
 def _registered_for(memory: MemoryInfo | Device | str | None) -> MemoryResource:

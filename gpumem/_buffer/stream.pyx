@@ -4,7 +4,7 @@ from operator import index
 
 cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._buffer.buffer cimport Buffer, require_open
 from gpumem._native.driver cimport (

@@ -114,6 +114,9 @@ cdef class SpanMemory(MemoryResource):
 
     cdef int require_usable(self) except -1:
         self.arena.require_own()
+        return self.require_open()
+
+    cdef int require_open(self) except -1:
         if span_figures(self.span).closed:
             raise ClosedError(f"{self.name} is closed")
         return 0
@@ -134,8 +137,7 @@ cdef class SpanMemory(MemoryResource):
         return (<MemoryResource>self.arena).let_access(peer)
 
     cdef int require_present(self) except -1:
-        if span_figures(self.span).closed:
-            raise ClosedError(f"{self.name} is closed")
+        self.require_open()
         return (<MemoryResource>self.arena).require_present()
 
     cdef Place place_of(self, Buffer buffer) noexcept:
@@ -251,8 +253,7 @@ cdef class VirtualTensor:
     @property
     def ptr(self):
         """Address of row 0; it never changes. ClosedError once it is closed."""
-        if span_figures(self.span).closed:
-            raise ClosedError(f"{self.name} is closed")
+        self.home.require_open()
         return span_figures(self.span).base
 
     @property

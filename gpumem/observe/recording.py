@@ -383,10 +383,9 @@ def _open_alone(path: Path) -> int:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(file, 0)
-    except BlockingIOError:
+    except BaseException as error:
         os.close(file)
-        raise InUseError(f"{path} is being written by another recording") from None
-    except BaseException:
-        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise InUseError(f"{path} is being written by another recording") from None
         raise
     return file

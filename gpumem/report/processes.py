@@ -25,13 +25,13 @@ def note(job: str, what: str, problem: str = "") -> None:
     """Note that this process has `BEGUN`, or has `ENDED`, perhaps with a problem."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     flags |= os.O_CREAT if what == BEGUN else 0
-    with contextlib.suppress(OSError):  # without the file, no lost process is known
-        descriptor = os.open(file_of(job), flags, 0o600)
-        try:
-            line = f"{os.getpid()} {_start_of(os.getpid())} {what} {' '.join(problem.split())}\n"
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+    line = f"{os.getpid()} {_start_of(os.getpid())} {what} {' '.join(problem.split())}\n"
+    # Without the file, no lost process is known.
+    with (
+        contextlib.suppress(OSError),
+        open(os.open(file_of(job), flags, 0o600), "ab", buffering=0) as file,
+    ):
+        file.write(line.encode())
 
 
 def missing_of(job: str) -> dict[str, str]:

@@ -29,31 +29,36 @@ def refuses(arena, tag="default"):
 
 
 @contextlib.contextmanager
-def going_to_sleep(arena, driver):
-    """An arena that is put to sleep by another thread, which waits for the device meanwhile."""
-    stream = gpumem.Stream("host")
-    gate = driver.block(stream)
-    with without_waiting(gate), running(arena.sleep):
+def waiting(gate, until, call, *arguments):
+    """A call on another thread that waits for a gate, once it is `until`."""
+    with without_waiting(gate), running(call, *arguments):
         try:
-            wait_until(lambda: refuses(arena))
+            wait_until(until)
             yield
         finally:
             gate.open()
 
 
-@contextlib.contextmanager
+def going_to_sleep(arena, driver, *tags):
+    """An arena that is put to sleep by another thread, which waits for the device meanwhile."""
+    gate = driver.block(gpumem.Stream("host"))
+    return waiting(gate, lambda: refuses(arena), arena.sleep, *tags)
+
+
 def copied_into(target, driver, host):
     """A copy into a tensor on another thread, which waits for its stream meanwhile."""
     stream = gpumem.Stream("host")
     gate = driver.block(stream)
     array = np.full(target.shape, 9, "uint8")
-    before = host.call_count("cuStreamSynchronize")
-    with without_waiting(gate), running(gpumem.copy, target, array, stream):
-        try:
-            wait_until(lambda: host.call_count("cuStreamSynchronize") > before)
-            yield
-        finally:
-            gate.open()
+    waits = more_calls(host, "cuStreamSynchronize", 1)
+    return waiting(gate, waits, gpumem.copy, target, array, stream)
+
+
+@pytest.fixture
+def tensor(arena):
+    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+    yield tensor
+    tensor.buffer.close()
 
 
 USES = {
@@ -78,8 +83,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-def test_arena_that_goes_to_sleep_refuses_every_use_and_keeps_the_bytes(arena, driver, use):
-    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+def test_arena_that_goes_to_sleep_refuses_every_use_and_keeps_the_bytes(arena, driver, tensor, use):
     with going_to_sleep(arena, driver), pytest.raises(AsleepError, match="'host:0"):
         use(tensor, arena)
     assert arena.asleep == ("default",)
@@ -90,12 +94,8 @@ def test_arena_that_goes_to_sleep_refuses_every_use_and_keeps_the_bytes(arena, d
 def test_sleep_of_one_tag_leaves_others_usable_meanwhile(arena, driver):
     with arena.tag("awake"):
         tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
-    stream = gpumem.Stream("host")
-    gate = driver.block(stream)
-    with without_waiting(gate), running(arena.sleep, "default"):
-        wait_until(lambda: refuses(arena))
+    with going_to_sleep(arena, driver, "default"):
         tensor.fill(8)
-        gate.open()
     assert arena.asleep == ("default",)
     assert (tensor.numpy() == 8).all()
     arena.wake()
@@ -111,8 +111,7 @@ def test_second_sleep_and_close_name_the_thread_that_puts_the_arena_to_sleep(are
     arena.wake()
 
 
-def test_view_made_before_the_count_keeps_the_arena_awake_and_usable(arena):
-    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+def test_view_made_before_the_count_keeps_the_arena_awake_and_usable(arena, tensor):
     view = tensor.numpy()
     with pytest.raises(InUseError, match="1 view"):
         arena.sleep()
@@ -120,8 +119,7 @@ def test_view_made_before_the_count_keeps_the_arena_awake_and_usable(arena):
     assert (view == 8).all()
 
 
-def test_interrupted_sleep_leaves_the_arena_usable(arena):
-    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+def test_interrupted_sleep_leaves_the_arena_usable(arena, tensor):
     with pytest.raises(FileExistsError):
         arena.sleep(to=__file__)
     tensor.fill(8)
@@ -161,8 +159,7 @@ def test_interrupted_sleep_leaves_a_tag_alone_that_another_thread_puts_to_sleep(
     buffer.close()
 
 
-def test_copy_under_way_refuses_a_sleep(arena, driver, host):
-    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+def test_copy_under_way_refuses_a_sleep(arena, driver, host, tensor):
     with copied_into(tensor, driver, host):
         with pytest.raises(InUseError, match="1 access under way"):
             arena.sleep()
@@ -170,8 +167,7 @@ def test_copy_under_way_refuses_a_sleep(arena, driver, host):
     assert (tensor.numpy() == 9).all()
 
 
-def test_copy_under_way_keeps_the_block_that_another_thread_closes(arena, driver, host):
-    tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
+def test_copy_under_way_keeps_the_block_that_another_thread_closes(arena, driver, host, tensor):
     with copied_into(tensor, driver, host):
         tensor.buffer.close()
         assert arena.stats().in_use >= NBYTES
@@ -228,10 +224,8 @@ def test_arena_closes_with_all_of_its_tags_or_with_none(arena, driver):
             refused.append(str(error))
             return []
 
-    with without_waiting(gate), running(arena.close):
-        wait_until(lambda: refuses(arena))
+    with waiting(gate, lambda: refuses(arena), arena.close):
         held = allocate()
-        gate.open()
     assert refused == ["arena 'host:0, tag second' was being closed by another thread"]
     assert arena.closed
     assert not held
@@ -252,9 +246,8 @@ def test_graph_pool_that_another_thread_closes_serves_no_capture(arena, driver):
             refused.append(str(error))
         return bool(refused)
 
-    with without_waiting(gate), running(pool.close):
-        wait_until(enter)
-        gate.open()
+    with waiting(gate, enter, pool.close):
+        pass
     assert refused == ["arena 'host:0, graph pool' was being closed by another thread"]
     assert pool.closed
     assert not pool.capturing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _testcapi
 import asyncio
 import contextvars
 import ctypes
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from helpers import shared_object
 from helpers.interrupting import interrupt_again
+from helpers.refused_memory import refused_allocations
 from helpers.threads import in_a_thread
 from helpers.torch_caller import Caller
 
@@ -285,19 +285,6 @@ def test_refused_host_memory_leaves_no_block_open(kind):
 
     action()
     number = 0
-    while refused(action, number):
-        number += 1
-        assert kind.now() is None
+    for number in refused_allocations(action):
+        assert kind.now() is None, number
     assert number > 5
-
-
-def refused(action, number):
-    """Refuse one allocation of an action; whether there was such an allocation."""
-    _testcapi.set_nomemory(number, number + 1)
-    try:
-        action()
-    except MemoryError:
-        return True
-    finally:
-        _testcapi.remove_mem_hooks()
-    return False

@@ -37,11 +37,19 @@ def path(tmp_path):
     return tmp_path / "asleep"
 
 
+@pytest.fixture
+def tensor(arena, path):
+    """A tensor that sleeps in the file."""
+    tensor = filled(arena, 32 * MIB, 9)
+    arena.sleep(to=path)
+    yield tensor
+    tensor.buffer.close()
+
+
 @pytest.mark.parametrize("left", [0, 1000, 20 * MIB])
 def test_wake_from_a_file_that_became_shorter_names_it_and_works_once_it_is_repaired(
-    make_arena, path, left
+    arena, path, left
 ):
-    arena = make_arena()
     tensor = filled(arena, 32 * MIB, 9)
     with no_file_left():
         arena.sleep(to=path)
@@ -60,10 +68,7 @@ def test_wake_from_a_file_that_became_shorter_names_it_and_works_once_it_is_repa
         assert not path.exists()
 
 
-def test_wake_from_a_file_with_other_bytes_is_refused(make_arena, path):
-    arena = make_arena()
-    tensor = filled(arena, 32 * MIB, 9)
-    arena.sleep(to=path)
+def test_wake_from_a_file_with_other_bytes_is_refused(arena, tensor, path):
     with open(path, "r+b") as file:
         file.seek(17 * MIB)
         file.write(bytes(4))
@@ -76,8 +81,7 @@ def test_wake_from_a_file_with_other_bytes_is_refused(make_arena, path):
     assert holds(tensor, 9)
 
 
-def test_each_tag_of_a_damaged_file_wakes_or_stays_asleep_on_its_own(make_arena, path):
-    arena = make_arena()
+def test_each_tag_of_a_damaged_file_wakes_or_stays_asleep_on_its_own(arena, path):
     kept = {}
     for number, name in enumerate(("first", "second", "third"), start=1):
         with arena.tag(name):
@@ -95,8 +99,7 @@ def test_each_tag_of_a_damaged_file_wakes_or_stays_asleep_on_its_own(make_arena,
     assert [holds(tensor, number) for number, tensor in enumerate(kept.values(), 1)] == [True] * 3
 
 
-def test_freed_and_scattered_blocks_round_trip_through_a_file(make_arena, path):
-    arena = make_arena()
+def test_freed_and_scattered_blocks_round_trip_through_a_file(arena, path):
     blocks = [filled(arena, nbytes, n % 251) for n, nbytes in enumerate([300, 9 * MIB, 70_000] * 8)]
     del blocks[1::4]
     arena.sleep(to=path)
@@ -107,10 +110,7 @@ def test_freed_and_scattered_blocks_round_trip_through_a_file(make_arena, path):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_wake_does_not_need_the_name_of_the_file(make_arena, path, replaced):
-    arena = make_arena()
-    tensor = filled(arena, MIB, 9)
-    arena.sleep(to=path)
+def test_wake_does_not_need_the_name_of_the_file(arena, tensor, path, replaced):
     path.unlink()
     if replaced:
         path.write_text("of another program")
@@ -119,10 +119,7 @@ def test_wake_does_not_need_the_name_of_the_file(make_arena, path, replaced):
     assert path.exists() == replaced
 
 
-def test_failed_read_is_an_error_with_the_systems_number(make_arena, path):
-    arena = make_arena()
-    tensor = filled(arena, MIB, 9)
-    arena.sleep(to=path)
+def test_failed_read_is_an_error_with_the_systems_number(arena, tensor, path):
     number = descriptor_of(path)
     kept, (reads, writes) = os.dup(number), os.pipe()
     os.dup2(reads, number)  # a pipe has no offsets

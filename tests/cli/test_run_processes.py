@@ -31,6 +31,23 @@ def started(number):
     process.start()
     here.recv()
     return process
+def ended(process, number):
+    os.kill(process.pid, number)
+    process.join()
+    return process.exitcode
+def result_of(target, *arguments):
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+def raises():
+    work(1)
+    raise ValueError("of the worker")
+def exits(how):
+    work(1)
+    how(7)
+def leave(status):
+    os._exit(status)
 """
 
 
@@ -83,59 +100,18 @@ pool.map(work, [1])
 with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
     list(executor.map(work, [1]))
 """,
-    "by a return": """
-process = context.Process(target=work, args=(1,))
-process.start()
-process.join()
-assert process.exitcode == 0
-""",
-    "by an exception": """
-process = context.Process(target=raises)
-process.start()
-process.join()
-assert process.exitcode == 1
-""",
-    "by sys.exit": """
-process = context.Process(target=exits, args=(sys.exit,))
-process.start()
-process.join()
-assert process.exitcode == 7
-""",
-    "by os._exit": """
-process = context.Process(target=exits, args=(leave,))
-process.start()
-process.join()
-assert process.exitcode == 7
-""",
-    "by SIGTERM": """
-process = started(1)
-process.terminate()
-process.join()
-assert process.exitcode == -signal.SIGTERM, process.exitcode
-""",
-    "by SIGHUP": """
-process = started(1)
-os.kill(process.pid, signal.SIGHUP)
-process.join()
-assert process.exitcode == -signal.SIGHUP, process.exitcode
-""",
+    "by a return": "assert result_of(work, 1) == 0",
+    "by an exception": "assert result_of(raises) == 1",
+    "by sys.exit": "assert result_of(exits, sys.exit) == 7",
+    "by os._exit": "assert result_of(exits, leave) == 7",
+    "by SIGTERM": "assert ended(started(1), signal.SIGTERM) == -signal.SIGTERM",
+    "by SIGHUP": "assert ended(started(1), signal.SIGHUP) == -signal.SIGHUP",
 }
-MORE = """
-def raises():
-    work(1)
-    raise ValueError("of the worker")
-def exits(how):
-    work(1)
-    how(7)
-def leave(status):
-    os._exit(status)
-"""
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("end", ENDS)
-def test_process_of_multiprocessing_is_on_the_page(run, monkeypatch, end, method):
-    monkeypatch.setitem(globals(), "PROGRAM", PROGRAM + MORE)
+def test_process_of_multiprocessing_is_on_the_page(run, end, method):
     done, facts = run(ENDS[end], method)
     found = peaks(facts)
     # One worker may do the work of both.
@@ -152,10 +128,8 @@ import gpumem
 kept = gpumem.Arena("host").allocate(5000)
 with context.Pool(1) as pool:
     pool.map(work, [7])
-    processes = [started(8), started(9)]
-    for process in processes:
-        process.terminate()
-        process.join()
+    for process in [started(8), started(9)]:
+        ended(process, signal.SIGTERM)
 """
     )
     assert peaks(facts) == [1007, 1008, 1009, 5000]
@@ -212,11 +186,8 @@ def test_killed_processes_are_counted_and_named(run, own, method):
         own
         + """
 processes = [started(number) for number in range(3)]
-for process in processes[:2]:
-    process.kill()
-    process.join()
-processes[2].terminate()
-processes[2].join()
+for process, number in zip(processes, (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)):
+    ended(process, number)
 print(*[process.pid for process in processes[:2]])
 """,
         method,
@@ -232,13 +203,7 @@ print(*[process.pid for process in processes[:2]])
 
 
 def test_killed_process_of_a_program_without_a_page_is_counted(run):
-    done, facts = run(
-        """
-process = started(1)
-process.kill()
-process.join()
-"""
-    )
+    done, facts = run("ended(started(1), signal.SIGKILL)")
     assert facts == {}
     assert "not written: no block was allocated" in done.stderr
     assert "out.html: 1 process is missing: process " in done.stderr

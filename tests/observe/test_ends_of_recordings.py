@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _testcapi
 import copy
 import gc
 import pickle
@@ -10,6 +9,7 @@ import pickle
 import pytest
 from helpers.child import run_quietly
 from helpers.interrupting import interrupt_again
+from helpers.refused_memory import refused_allocations
 
 import gpumem
 from gpumem import observe
@@ -65,17 +65,14 @@ def test_refused_host_memory_leaves_no_arena_recorded(tmp_path, to_file):
     arena = gpumem.Arena("host")
     path = tmp_path / "events" if to_file else None
     arena.allocate(100).close()
-    observe.record(arena, path, capacity=4).stop()
-    for number in range(2000):
-        _testcapi.set_nomemory(number, number + 1)
-        try:
-            observe.record(arena, path, capacity=4).stop()
-        except (MemoryError, TypeError, SystemError):  # Python's os.open raises the others for it
-            pass
-        else:
-            break
-        finally:
-            _testcapi.remove_mem_hooks()
+
+    def record():
+        observe.record(arena, path, capacity=4).stop()
+
+    record()
+    number = 0
+    # Python's os.open raises the others for it.
+    for number in refused_allocations(record, (MemoryError, TypeError, SystemError)):
         assert is_free(arena), number
     assert number > 30
 

@@ -25,6 +25,7 @@ from gpumem.errors import AsleepError, ClosedError, InUseError, OutOfMemoryError
 from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 from .patterns import WrongBytes
+from .scenario import Outcome
 
 NBYTES = 3 << 20  # of a user's tensor: more than a page, so that its memory is unmapped
 USERS = 2
@@ -93,6 +94,15 @@ class Ground:
         self.arena.check_invariants()
 
 
+class Filled(Ground):
+    """Here a full tensor is one of the users' tensors, which is filled."""
+
+    def full(self, number: int, value: int) -> gpumem.Tensor:
+        made = self.tensor(number)
+        made.fill(value)
+        return made
+
+
 class Sleep(Ground):
     def change(self) -> None:
         self.arena.sleep()
@@ -118,7 +128,7 @@ class Wake(Ground):
                 self.arena.wake(name)
 
 
-class Close(Ground):
+class Close(Filled):
     """The arena closes with a tag of one of its users, or both stay open."""
 
     def tensor(self, number: int) -> gpumem.Tensor:
@@ -126,11 +136,6 @@ class Close(Ground):
             return super().tensor(number)
         with self.arena.tag("a tag"):
             return super().tensor(number)
-
-    def full(self, number: int, value: int) -> gpumem.Tensor:
-        made = self.tensor(number)
-        made.fill(value)
-        return made
 
     def change(self) -> None:
         try:
@@ -186,7 +191,7 @@ class EndPool(Ground):
                 time.sleep(0)
 
 
-class Release(Ground):
+class Release(Filled):
     """Rows of a virtual tensor."""
 
     refusals = (*REFUSALS, ValueError)
@@ -200,11 +205,6 @@ class Release(Ground):
         self.rows.commit(number, number + 1)
         return self.rows.tensor(number, number + 1)[0]
 
-    def full(self, number: int, value: int) -> gpumem.Tensor:
-        made = self.tensor(number)
-        made.fill(value)
-        return made
-
     def change(self) -> None:
         first = self.rng.randrange(USERS)
         self.rows.release(first, first + 1)
@@ -215,7 +215,7 @@ class Resize(Release):
         self.rows.resize(self.rng.randrange(USERS + 1))
 
 
-class CloseImport(Ground):
+class CloseImport(Filled):
     """Memory of another owner, imported and closed again."""
 
     names = (*Ground.names, "this imported memory is closed", "ExternalMemory")
@@ -232,11 +232,6 @@ class CloseImport(Ground):
 
     def tensor(self, number: int) -> gpumem.Tensor:
         return self.imported.tensor(NBYTES, "uint8", offset=number * NBYTES)
-
-    def full(self, number: int, value: int) -> gpumem.Tensor:
-        made = self.tensor(number)
-        made.fill(value)
-        return made
 
     def change(self) -> None:
         self.imported.close()
@@ -364,12 +359,9 @@ PAIRS = tuple(f"{change}/{use.__name__}" for change in CHANGES for use in USES)
 
 
 @dataclass
-class Result:
+class Result(Outcome):
     """What the threads of a pair did, and what went wrong."""
 
-    done: Counter = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    wrong_bytes: bool = False
     turns: list[int] = field(default_factory=lambda: [0] * (USERS + 1))
 
 
