@@ -99,15 +99,18 @@ COMPANIONS = {
     "_native.driver.host": "_native/driver/hostdev/**/*.c",
     "_copy.staged": "_copy/workers.c",
 }
+# The module with Cython's own functions, compiled once for all modules.
+UTILITIES = "gpumem._support._utilities"
+# The CUDA that computes nothing: a library in C that Python loads by path. Others find it by the
+# name of CUDA's driver once it is loaded.
+NULL_CUDA = "gpumem.predict._null"
+
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
 DECLARATIONS = set(PACKAGE.rglob("*.pxd"))
 INCLUDE = re.compile(r'^\s*(?:#\s*include|cdef extern from)\s+"([\w./]+)"', re.MULTILINE)
 CIMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+({PACKAGE}[\w.]*)[ \t]+)?cimport[ \t]+(\([^)]*\)|[^\n(]+)", re.MULTILINE
 )
-
-# The module with Cython's own functions, compiled once for all modules.
-UTILITIES = "gpumem._support._utilities"
 
 OPTIONS = {
     "compiler_directives": {
@@ -136,25 +139,32 @@ OPTIONS = {
 
 
 def extensions() -> list[Extension]:
-    """Describe every module: one for each .pyx of the package, and Cython's own functions."""
+    """Describe every module: one for each .pyx, Cython's own functions, and the null CUDA."""
     shared = Extension(
         UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE, "-O1"], extra_link_args=LINK
     )
-    return [shared, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
+    null = compiled(NULL_CUDA, sorted(PACKAGE.glob("predict/null/*.c")))
+    null.extra_link_args = [*LINK, "-Wl,-soname,libcuda.so.1"]
+    return [shared, null, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
 
 
 def extension(source: Path) -> Extension:
     """Describe one module, from its .pyx and its other files."""
     name = ".".join(source.relative_to(PACKAGE).with_suffix("").parts)
     companions = sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
-    files, folders = needed_by([source, *companions])
-    options = COMPILE if SWITCHED else [*COMPILE, *speed_of(name)]
+    return compiled(f"{PACKAGE}.{name}", [source, *companions])
+
+
+def compiled(name: str, sources: Sequence[Path]) -> Extension:
+    """Describe a library of some files, with the headers that they need."""
+    files, folders = needed_by(sources)
+    speed = speed_of(name.removeprefix(f"{PACKAGE}."))
     return Extension(
-        f"{PACKAGE}.{name}",
-        [str(path) for path in (source, *companions)],
+        name,
+        [str(path) for path in sources],
         include_dirs=sorted(folders),
         define_macros=MACROS,
-        extra_compile_args=["-std=c11", *options],
+        extra_compile_args=["-std=c11", *COMPILE, *([] if SWITCHED else speed)],
         extra_link_args=LINK,
         depends=sorted(map(str, files)),
     )
@@ -235,6 +245,9 @@ class BuildModules(build_ext):
 
     def build_one(self, module: Extension) -> None:
         """Cythonize, compile and link one module, if it is out of date."""
+        if module.name == NULL_CUDA:
+            self.build_extension(module)
+            return
         made = generated(module)
         if (self.force and (OTHER_C or not SWITCHED)) or is_outdated(module):
             made.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,407 @@
+/* Memory of the null CUDA: addresses, the bytes that are used, and copies.
+ *
+ * Addresses lie in one span that the process reserves, and rise from allocation to allocation, as
+ * those of a driver mostly do: PyTorch's allocator prefers the lower of two blocks of one size.
+ */
+#include "null.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { SPAN_BITS = 44, MIN_SPAN_BITS = 38, PAGE = 4096 };
+
+typedef struct Table { /* ranges by address, none overlapping another */
+    Range *rows;
+    size_t count, room;
+} Table;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uintptr_t span, span_end, next; /* next: where the last placed range ends */
+static Table ranges, mappings;
+static uint64_t used[MAX_DEVICES], peak[MAX_DEVICES];
+
+static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+static void span_reserve(void) {
+    for (int bits = SPAN_BITS; bits >= MIN_SPAN_BITS; bits--) {
+        void *at = mmap(NULL, (size_t)1 << bits, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) continue;
+        next = span = round_up((uintptr_t)at, NULL_GRANULE);
+        span_end = (uintptr_t)at + ((size_t)1 << bits);
+        return;
+    }
+}
+
+__attribute__((constructor)) static void memory_begin(void) { span_reserve(); }
+
+bool is_device(const void *address) {
+    return (uintptr_t)address >= span && (uintptr_t)address < span_end;
+}
+
+/* ---- tables; caller holds `lock` ---- */
+
+/* The number of rows that begin at `address` or below. */
+static size_t rows_to(const Table *table, uintptr_t address) {
+    size_t low = 0, high = table->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (table->rows[middle].base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static Range *find(const Table *table, uintptr_t address) {
+    size_t i = rows_to(table, address);
+    if (i == 0) return NULL;
+    Range *row = &table->rows[i - 1];
+    return address - row->base < row->size ? row : NULL;
+}
+
+static bool is_free(const Table *table, uintptr_t base, size_t size) {
+    size_t i = rows_to(table, base);
+    if (i > 0 && base - table->rows[i - 1].base < table->rows[i - 1].size) return false;
+    return i == table->count || table->rows[i].base - base >= size;
+}
+
+static bool insert(Table *table, Range row) {
+    if (table->count == table->room) {
+        size_t room = table->room ? 2 * table->room : 256;
+        Range *rows = realloc(table->rows, room * sizeof *rows);
+        if (!rows) return false;
+        table->rows = rows;
+        table->room = room;
+    }
+    size_t i = rows_to(table, row.base);
+    memmove(&table->rows[i + 1], &table->rows[i], (table->count - i) * sizeof row);
+    table->rows[i] = row;
+    table->count++;
+    return true;
+}
+
+static void drop(Table *table, Range *row) {
+    size_t i = (size_t)(row - table->rows);
+    table->count--;
+    memmove(row, row + 1, (table->count - i) * sizeof *row);
+}
+
+bool range_find(uintptr_t address, Range *found) {
+    pthread_mutex_lock(&lock);
+    const Range *row = find(&mappings, address);
+    if (!row) row = find(&ranges, address);
+    if (row) *found = *row;
+    pthread_mutex_unlock(&lock);
+    return row != NULL;
+}
+
+/* Returns the first gap that is large enough; 0: there is none. */
+static uintptr_t first_gap(size_t size, size_t alignment) {
+    uintptr_t at = span;
+    for (size_t i = rows_to(&ranges, span - 1); i < ranges.count; i++) {
+        const Range *row = &ranges.rows[i];
+        if (row->base >= at && row->base - at >= size) break;
+        at = round_up(row->base + row->size, alignment);
+    }
+    return at <= span_end && span_end - at >= size ? at : 0;
+}
+
+/* Returns free addresses: above all others until the span's end is reached; 0: there are none. */
+static uintptr_t place(size_t size, size_t alignment) {
+    uintptr_t at = round_up(next, alignment);
+    if (at > span_end || span_end - at < size) return first_gap(size, alignment);
+    next = at + size;
+    return at;
+}
+
+/* ---- bytes; caller holds `lock` ---- */
+
+static bool charge(int device, size_t size) {
+    if (null.context + used[device] + size > null.total) return false;
+    used[device] += size;
+    if (used[device] > peak[device]) peak[device] = used[device];
+    return true;
+}
+
+void null_memory(int device, uint64_t *used_bytes, uint64_t *peak_bytes) {
+    pthread_mutex_lock(&lock);
+    *used_bytes = used[device];
+    *peak_bytes = peak[device];
+    pthread_mutex_unlock(&lock);
+}
+
+void memory_info(int device, size_t *free_bytes, size_t *total) {
+    pthread_mutex_lock(&lock);
+    if (free_bytes) *free_bytes = null.total - null.context - used[device];
+    if (total) *total = null.total;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- allocations ---- */
+
+CUresult memory_allocate(uintptr_t *address, size_t size, int device) {
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    *address = 0;
+    if (size == 0) return CUDA_SUCCESS;
+    if (size > span_end - span) return CUDA_ERROR_OUT_OF_MEMORY;
+    size = round_up(size, NULL_GRANULE);
+    pthread_mutex_lock(&lock);
+    bool fits = charge(device, size);
+    uintptr_t at = fits ? place(size, NULL_GRANULE) : 0;
+    Range row = {at, size, RANGE_DEVICE, device, NULL};
+    if (fits && (!at || !insert(&ranges, row))) {
+        used[device] -= size;
+        at = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    *address = at;
+    return at ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult memory_free(uintptr_t address) {
+    CUresult code = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    Range *row = find(&ranges, address);
+    if (row && row->base == address && row->kind == RANGE_DEVICE) {
+        used[row->device] -= row->size;
+        drop(&ranges, row);
+        code = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return address ? code : CUDA_SUCCESS;
+}
+
+/* ---- reserved addresses, and physical memory that is mapped there ---- */
+
+CUresult memory_reserve(uintptr_t *address, size_t size, size_t alignment, uintptr_t hint) {
+    if (!address || size == 0 || size % NULL_GRANULE || alignment & (alignment - 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (alignment < NULL_GRANULE) alignment = NULL_GRANULE;
+    pthread_mutex_lock(&lock);
+    bool takes_hint = hint && hint % alignment == 0 && is_device((void *)hint) &&
+                      size <= span_end - hint && is_free(&ranges, hint, size);
+    uintptr_t at = takes_hint ? hint : place(size, alignment);
+    Range row = {at, size, RANGE_RESERVED, 0, NULL};
+    if (at && !insert(&ranges, row)) at = 0;
+    if (at && at + size > next) next = at + size;
+    pthread_mutex_unlock(&lock);
+    *address = at;
+    return at ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult memory_unreserve(uintptr_t address, size_t size) {
+    CUresult code = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    Range *row = find(&ranges, address);
+    if (row && row->base == address && row->size == size && row->kind == RANGE_RESERVED &&
+        is_free(&mappings, address, size)) {
+        drop(&ranges, row);
+        code = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CUresult physical_create(Physical **physical, size_t size, int device) {
+    if (!physical || size == 0 || size % NULL_GRANULE) return CUDA_ERROR_INVALID_VALUE;
+    Physical *made = malloc(sizeof *made);
+    if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+    *made = (Physical){size, device, 1};
+    pthread_mutex_lock(&lock);
+    bool fits = charge(device, size);
+    pthread_mutex_unlock(&lock);
+    if (!fits) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *physical = made;
+    return CUDA_SUCCESS;
+}
+
+/* Caller holds `lock`. */
+static void unclaim(Physical *physical) {
+    if (--physical->claims > 0) return;
+    used[physical->device] -= physical->size;
+    free(physical);
+}
+
+CUresult physical_drop(Physical *physical) {
+    if (!physical) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    unclaim(physical);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult memory_map(uintptr_t address, size_t size, Physical *physical) {
+    CUresult code = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    const Range *row = find(&ranges, address);
+    bool inside = row && row->kind == RANGE_RESERVED && size <= row->base + row->size - address;
+    if (inside && physical && size == physical->size && is_free(&mappings, address, size)) {
+        Range mapping = {address, size, RANGE_MAPPED, physical->device, physical};
+        code = insert(&mappings, mapping) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        if (code == CUDA_SUCCESS) physical->claims++;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CUresult memory_unmap(uintptr_t address, size_t size) {
+    pthread_mutex_lock(&lock);
+    size_t first = rows_to(&mappings, address), last = first;
+    uintptr_t end = address;
+    if (first > 0 && mappings.rows[first - 1].base == address) first--;
+    for (last = first; last < mappings.count && mappings.rows[last].base == end; last++) {
+        if (end - address >= size) break;
+        end += mappings.rows[last].size;
+    }
+    bool whole = size > 0 && end - address == size;
+    for (; whole && last > first; last--) {
+        unclaim(mappings.rows[first].physical);
+        drop(&mappings, &mappings.rows[first]);
+    }
+    pthread_mutex_unlock(&lock);
+    return whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- pinned memory of the host: ordinary memory ---- */
+
+static CUresult host_insert(void *address, size_t size, bool registered) {
+    pthread_mutex_lock(&lock);
+    Range row = {(uintptr_t)address, size, RANGE_HOST, registered, NULL};
+    bool inserted = is_free(&ranges, row.base, size) && insert(&ranges, row);
+    pthread_mutex_unlock(&lock);
+    return inserted ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+}
+
+CUresult host_allocate(void **address, size_t size) {
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    *address = NULL;
+    if (size == 0) return CUDA_SUCCESS;
+    size = round_up(size, PAGE);
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0);
+    if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    *address = at;
+    return host_insert(at, size, false);
+}
+
+CUresult host_register(void *address, size_t size) {
+    if (!address || size == 0) return CUDA_ERROR_INVALID_VALUE;
+    return host_insert(address, size, true);
+}
+
+CUresult host_free(void *address) {
+    if (!address) return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    Range *row = find(&ranges, (uintptr_t)address);
+    bool found = row && row->kind == RANGE_HOST && row->base == (uintptr_t)address;
+    if (found) {
+        if (!row->device) munmap(address, row->size);
+        drop(&ranges, row);
+    }
+    pthread_mutex_unlock(&lock);
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- copies and fills ---- */
+
+EXPORT int cuMemcpyAsync(void *to, const void *from, size_t size);
+EXPORT int cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch,
+                             size_t width, size_t height);
+EXPORT int cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy);
+EXPORT int cuMemsetD8Async(char *to, unsigned int value, size_t count);
+EXPORT int cuMemsetD16Async(char *to, unsigned int value, size_t count);
+EXPORT int cuMemsetD32Async(char *to, unsigned int value, size_t count);
+EXPORT int cuStreamWriteValue32(void *stream, char *to, unsigned int value);
+EXPORT int cuStreamWriteValue64(void *stream, char *to, uint64_t value);
+
+/* Writes zeros to host memory. Large parts of it are dropped instead, so that a copy of a whole model
+ * takes neither time nor memory: ordinary memory then reads as zeros. */
+static void zero(char *to, size_t size) {
+    char *first = (char *)round_up((uintptr_t)to, PAGE);
+    char *last = (char *)((uintptr_t)(to + size) / PAGE * PAGE);
+    bool released = size >= 1 << 20 && madvise(first, (size_t)(last - first), MADV_DONTNEED) == 0;
+    if (!released) first = last = to;
+    memset(to, 0, (size_t)(first - to));
+    memset(last, 0, (size_t)(to + size - last));
+}
+
+/* The arguments that follow, such as a stream and a kind of copy, are ignored. */
+int cuMemcpyAsync(void *to, const void *from, size_t size) {
+    if (is_device(to) || size == 0) return CUDA_SUCCESS;
+    if (is_device(from)) {
+        zero(to, size);
+        null_report(NULL_READ, "", size);
+    } else {
+        memmove(to, from, size);
+    }
+    return CUDA_SUCCESS;
+}
+
+int cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width,
+                      size_t height) {
+    if (is_device(to) || width == 0 || height == 0) return CUDA_SUCCESS;
+    for (size_t i = 0; i < height; i++) {
+        if (is_device(from))
+            zero(to + i * to_pitch, width);
+        else
+            memmove(to + i * to_pitch, from + i * from_pitch, width);
+    }
+    if (is_device(from)) null_report(NULL_READ, "", width * height);
+    return CUDA_SUCCESS;
+}
+
+int cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy) {
+    bool to_host = copy->dstMemoryType == CU_MEMORYTYPE_HOST;
+    bool from_host = copy->srcMemoryType == CU_MEMORYTYPE_HOST;
+    char *to = to_host ? (char *)copy->dstHost : (char *)copy->dstDevice;
+    const char *from = from_host ? (const char *)copy->srcHost : (const char *)copy->srcDevice;
+    return cudaMemcpy2DAsync(to + copy->dstY * copy->dstPitch + copy->dstXInBytes, copy->dstPitch,
+                             from + copy->srcY * copy->srcPitch + copy->srcXInBytes,
+                             copy->srcPitch, copy->WidthInBytes, copy->Height);
+}
+
+static int fill(char *to, unsigned int value, size_t width, size_t count) {
+    for (size_t i = 0; i < count && !is_device(to); i++)
+        memcpy(to + i * width, &value, width); /* the low bytes: little-endian */
+    return CUDA_SUCCESS;
+}
+
+int cuMemsetD8Async(char *to, unsigned int value, size_t count) { return fill(to, value, 1, count); }
+
+int cuMemsetD16Async(char *to, unsigned int value, size_t count) {
+    return fill(to, value, 2, count);
+}
+
+int cuMemsetD32Async(char *to, unsigned int value, size_t count) {
+    return fill(to, value, 4, count);
+}
+
+int cuStreamWriteValue32(void *stream, char *to, unsigned int value) {
+    (void)stream;
+    return fill(to, value, sizeof value, 1);
+}
+
+int cuStreamWriteValue64(void *stream, char *to, uint64_t value) {
+    (void)stream;
+    if (!is_device(to)) memcpy(to, &value, sizeof value);
+    return CUDA_SUCCESS;
+}
+
+#define SAME(name, as) EXPORT __typeof__(as) name __attribute__((alias(#as)));
+SAME(cuMemcpy, cuMemcpyAsync)
+SAME(cuMemcpyHtoD, cuMemcpyAsync)
+SAME(cuMemcpyHtoDAsync, cuMemcpyAsync)
+SAME(cuMemcpyDtoH, cuMemcpyAsync)
+SAME(cuMemcpyDtoHAsync, cuMemcpyAsync)
+SAME(cuMemcpyDtoD, cuMemcpyAsync)
+SAME(cuMemcpyDtoDAsync, cuMemcpyAsync)
+SAME(cudaMemcpy, cuMemcpyAsync)
+SAME(cudaMemcpyAsync, cuMemcpyAsync)
+SAME(cudaMemset, cuMemsetD8Async)
+SAME(cudaMemsetAsync, cuMemsetD8Async)
