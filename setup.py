@@ -101,9 +101,9 @@ COMPANIONS = {
 }
 # The module with Cython's own functions, compiled once for all modules.
 UTILITIES = "gpumem._support._utilities"
-# The CUDA that computes nothing: a library in C that Python loads by path. Others find it by the
-# name of CUDA's driver once it is loaded.
-NULL_CUDA = "gpumem.predict._null"
+# The CUDA that computes nothing: a library in C that Python loads by path. Once it is loaded, other
+# libraries find it by the name of CUDA's driver.
+NULL_CUDA = "gpumem.predict.null_cuda"
 
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
 DECLARATIONS = set(PACKAGE.rglob("*.pxd"))
@@ -227,6 +227,12 @@ class BuildModules(build_ext):
             self.remove_leftovers()
             STAMP.touch()
             os.utime(STAMP, (begin, begin))
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return a module's file; that of the null CUDA is no module for Python."""
+        name: str = super().get_ext_filename(fullname)
+        is_null = NULL_CUDA.endswith(fullname.rpartition(".")[2] or "-")
+        return f"{name.partition('.')[0]}.so.1" if is_null else name
 
     def remove_leftovers(self) -> None:
         """Remove compiled modules that have no source: each would hide a .py file of its name."""

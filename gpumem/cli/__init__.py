@@ -20,6 +20,7 @@ from gpumem.cli.demo import demo
 from gpumem.cli.info import info
 from gpumem.cli.peak import show_peak
 from gpumem.cli.plan import plan
+from gpumem.cli.predict import predict
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report
 from gpumem.cli.run import run
@@ -45,7 +46,20 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, run, replay, report, show_peak, plan, top, bench, demo, completion):
+COMMANDS = (
+    info,
+    run,
+    predict,
+    replay,
+    report,
+    show_peak,
+    plan,
+    top,
+    bench,
+    demo,
+    completion,
+)
+for command in COMMANDS:
     commands.add_command(command)
 
 

@@ -1,0 +1,21 @@
+"""The memory that a PyTorch script would need on a GPU, found without a GPU.
+
+The script runs unmodified in a child process, over a CUDA that computes nothing: PyTorch, its
+allocator or gpumem's, and everything above them are real; memory is reserved addresses, and kernels
+are dropped. So values on the GPU are unknown. A script that reads one gets zeros, and the
+prediction names the line; where the value makes the size of a tensor, the script is stopped.
+
+It needs Linux and PyTorch's CUDA build, and neither a GPU nor a driver.
+
+Examples
+--------
+>>> from gpumem.predict import predict_script
+>>> prediction = predict_script(["train.py"], gpu="h100")     # doctest: +SKIP
+>>> prediction.runs["default"].reserved                       # doctest: +SKIP
+19660800000
+"""
+
+from gpumem.predict.gpus import Gpu
+from gpumem.predict.runs import ALLOCATORS, Prediction, Run, predict_script
+
+__all__ = ["ALLOCATORS", "Gpu", "Prediction", "Run", "predict_script"]

@@ -46,7 +46,7 @@ class Order(TypedDict):
     library : str
         Path of the null CUDA.
     device : dict
-        Fields of `Device`; the attributes by number.
+        Fields of `NullDevice`; the attributes by number.
     allocator : str
         "default", "expandable" or "gpumem".
     steps : int
@@ -65,10 +65,10 @@ class Order(TypedDict):
     answer: int
 
 
-class Device(ctypes.Structure):
-    """NullDevice of null.h."""
+class NullDevice(ctypes.Structure):
+    """The struct of that name in null.h."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("count", ctypes.c_int),
         ("cuda", ctypes.c_int),
         ("total", ctypes.c_uint64),
@@ -95,7 +95,7 @@ def load(path: str, device: dict[str, Any]) -> ctypes.CDLL:
     for number, value in device["attributes"].items():
         attributes[int(number)] = value
     numbers = (device["count"], device["cuda"], device["total"], device["context"])
-    made = Device(*numbers, device["name"].encode(), attributes)
+    made = NullDevice(*numbers, device["name"].encode(), attributes)
     library.null_configure(ctypes.byref(made))
     return library
 
@@ -107,10 +107,10 @@ def memory_of(library: ctypes.CDLL, device: int) -> tuple[int, int]:
     return used.value, peak.value
 
 
-# ---- places --------------------------------------------------------------------------------------
+# ---- callers -------------------------------------------------------------------------------------
 
 
-class Places:
+class Callers:
     """Finds the line of the script, and the operator, that a call into CUDA comes from."""
 
     def __init__(self, script: str) -> None:
@@ -176,7 +176,7 @@ class Run:
         self.order = order
         self.library = library
         self.script = os.path.abspath(order["command"][0])
-        self.places = Places(self.script)
+        self.callers = Callers(self.script)
         self.reads: Counter[tuple[str, str, int]] = Counter()
         self.refused: Counter[tuple[str, str, str]] = Counter()
         self.assumed: Counter[str] = Counter()
@@ -192,8 +192,8 @@ class Run:
         if kind == ASSUMED:
             self.assumed[name.decode()] += 1
             return
-        operators = self.places.operators(frames, count)
-        line = self.places.line(sys._getframe(1))
+        operators = self.callers.operators(frames, count)
+        line = self.callers.line(sys._getframe(1))
         if kind == REFUSED:
             self.refused[name.decode(), line, operators[-1] if operators else ""] += 1
             return
@@ -260,7 +260,7 @@ class Run:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Answer that the script raised an error."""
-        line = self.places.line_of_error(error.__traceback__)
+        line = self.callers.line_of_error(error.__traceback__)
         torch = sys.modules.get("torch")
         text = f"{type(error).__name__}: {error}".split("\n")[0]
         if torch and isinstance(error, torch.OutOfMemoryError):

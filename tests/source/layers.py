@@ -33,7 +33,7 @@ LAYERS = [
     ["_tensor", "replay"],
     ["session", "planning", "interop", "report"],
     ["observe"],
-    ["gpumem", "integrations"],
+    ["gpumem", "integrations", "predict"],
     ["cli", "_testing"],
 ]
 
@@ -53,7 +53,7 @@ CAPTIONS = {
     "_tensor": "tensors; a trace run again",
     "session": "parts of programs; the HTML report",
     "observe": "recordings and snapshots, as users see them",
-    "gpumem": "the package; other libraries",
+    "gpumem": "the package; other libraries; predictions",
     "cli": "the command; instruments of the tests",
 }
 

@@ -19,7 +19,9 @@ void null_launch(void) { launches++; }
 void null_report(NullKind kind, const char *name, uint64_t bytes) {
     NullListener listener = listening;
     void *frames[MAX_FRAMES];
-    if (listener) listener(kind, name, bytes, frames, backtrace(frames, MAX_FRAMES));
+    if (!listener) return;
+    int count = kind == NULL_ASSUMED ? 0 : backtrace(frames, MAX_FRAMES);
+    listener(kind, name, bytes, frames, count);
 }
 
 /* ---- refusals ---- */

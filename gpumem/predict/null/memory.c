@@ -320,8 +320,8 @@ EXPORT int cuMemsetD32Async(char *to, unsigned int value, size_t count);
 EXPORT int cuStreamWriteValue32(void *stream, char *to, unsigned int value);
 EXPORT int cuStreamWriteValue64(void *stream, char *to, uint64_t value);
 
-/* Writes zeros to host memory. Large parts of it are dropped instead, so that a copy of a whole model
- * takes neither time nor memory: ordinary memory then reads as zeros. */
+/* Writes zeros to host memory. Whole pages of a large range are dropped instead, so that a copy of
+ * a model takes neither time nor memory: ordinary memory then reads as zeros. */
 static void zero(char *to, size_t size) {
     char *first = (char *)round_up((uintptr_t)to, PAGE);
     char *last = (char *)((uintptr_t)(to + size) / PAGE * PAGE);
@@ -372,7 +372,9 @@ static int fill(char *to, unsigned int value, size_t width, size_t count) {
     return CUDA_SUCCESS;
 }
 
-int cuMemsetD8Async(char *to, unsigned int value, size_t count) { return fill(to, value, 1, count); }
+int cuMemsetD8Async(char *to, unsigned int value, size_t count) {
+    return fill(to, value, 1, count);
+}
 
 int cuMemsetD16Async(char *to, unsigned int value, size_t count) {
     return fill(to, value, 2, count);

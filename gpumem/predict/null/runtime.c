@@ -51,8 +51,8 @@ static int attribute(int number) { return null.attributes[number]; }
     BOTH(int, sparse_arrays, 1, 112) BOTH(int, host_register_read_only, 1, 113)                    \
     BOTH(int, timeline, 1, 114) BOTH(int, pools, 1, 115) BOTH(int, rdma, 1, 116)                   \
     BOTH(int, rdma_flush, 1, 117) BOTH(int, rdma_order, 1, 118)                                    \
-    BOTH(int, pool_handles, 1, 119) BOTH(int, deferred_arrays, 1, 121) BOTH(int, ipc_events, 1, 125) \
-    BOTH(int, clusters, 1, 120) BOTH(int, function_pointers, 1, 129)
+    BOTH(int, pool_handles, 1, 119) BOTH(int, deferred_arrays, 1, 121)                             \
+    BOTH(int, ipc_events, 1, 125) BOTH(int, clusters, 1, 120) BOTH(int, function_pointers, 1, 129)
 
 #define FIELD(type, name, count, number) type name[count];
 #define NO_FIELD(type, name, count, number)

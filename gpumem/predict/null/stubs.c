@@ -1,4 +1,4 @@
-/* The functions of functions.h. A caller passes the arguments of the real ones, which are ignored. */
+/* The functions of functions.h. They ignore the arguments that a caller passes. */
 #include "null.h"
 #include "functions.h"
 

@@ -1,0 +1,157 @@
+"""``gpumem predict``: the memory of a script on a GPU, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted, visible
+from gpumem.cli.arguments import size, within
+from gpumem.cli.output import json_option, present, progress, table
+from gpumem.predict import ALLOCATORS, Prediction, Run, gpus, predict_script
+
+FAILED = 1
+DOES_NOT_FIT = 3
+_TITLES = {"default": "PyTorch", "expandable": "expandable segments", "gpumem": "gpumem"}
+_LINES_OF_OUTPUT = 15
+_MAX_READS = 8  # in the text; --json has all
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Predict the memory of a PyTorch script, without a GPU.",
+)
+@click.option(
+    "--gpu",
+    type=click.Choice(gpus.names(), case_sensitive=False),
+    default="h100",
+    show_default=True,
+    help="The GPU to predict for.",
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=size,
+    help="Memory of the GPU instead of its own, such as 24GiB.",
+)
+@click.option(
+    "--steps",
+    type=within("number", click.IntRange(1)),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Optimizer steps after which the script is stopped.",
+)
+@click.option(
+    "--allocator",
+    "allocators",
+    type=click.Choice(ALLOCATORS),
+    multiple=True,
+    default=ALLOCATORS,
+    help="The allocator beneath PyTorch; repeatable. The first one decides the exit status. "
+    "[default: all three]",
+)
+@click.option(
+    "--time-limit",
+    type=within("number", click.FloatRange(1)),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time after which a run of the script is ended.",
+)
+@json_option
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.Path())
+def predict(
+    gpu: str,
+    memory: int | None,
+    steps: int,
+    allocators: tuple[str, ...],
+    time_limit: float,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Predict the memory that SCRIPT would need on a GPU; needs none, and no driver.
+
+    The script runs unmodified, once with each allocator, over a CUDA that computes nothing, until
+    its optimizer has stepped N times. It needs Linux and PyTorch's CUDA build. Exit status: 0 it
+    fits, 3 it does not, 1 it cannot be predicted.
+    """
+    with progress(f"running {script}"):
+        prediction = predict_script(
+            [script, *arguments],
+            gpu=gpu,
+            memory=memory,
+            steps=steps,
+            allocators=allocators,
+            seconds=time_limit,
+        )
+    present(_facts(prediction), as_json, lambda console, _: _show(console, prediction))
+    fits = prediction.fits(allocators[0])
+    return FAILED if fits is None else 0 if fits else DOES_NOT_FIT
+
+
+def _facts(prediction: Prediction) -> dict[str, Any]:
+    runs = {
+        name: asdict(run) | {"fits": prediction.fits(name), "room": prediction.room(name)}
+        for name, run in prediction.runs.items()
+    }
+    return asdict(prediction) | {"runs": runs}
+
+
+def _show(console: Console, prediction: Prediction) -> None:
+    gpu = prediction.gpu
+    first = next(iter(prediction.runs.values()))
+    console.print(
+        f"{gpu.name}, {format_size(gpu.memory)}; PyTorch {prediction.torch}; "
+        f"{counted(first.steps, 'step')}"
+    )
+    rows = table("allocator", "live peak", "reserved peak", "", numbers=0)
+    for name, run in prediction.runs.items():
+        rows.add_row(
+            _TITLES[name],
+            format_size(run.live),
+            format_size(run.reserved),
+            _verdict(prediction, run),
+        )
+    console.print(rows)
+    console.print(
+        f"outside of the allocators: {format_size(gpu.context)} for the process (an estimate)"
+    )
+    if not gpu.compared:
+        console.print("no prediction for this GPU was compared with a run on it")
+    for line in _notices(first):
+        console.print(visible(line))
+    for run in prediction.runs.values():
+        if run.end == "failed":
+            for line in run.output.splitlines()[-_LINES_OF_OUTPUT:]:
+                console.print(f"  {visible(line)}")
+            break
+
+
+def _verdict(prediction: Prediction, run: Run) -> str:
+    if not run.is_complete:
+        return f"not predicted: {run.line}{': ' if run.line else ''}{run.reason}"
+    room = prediction.room(run.allocator)
+    if run.end != "memory":
+        return f"fits; {format_size(room)} remain"
+    lack = f"{format_size(-room)} too much" if room < 0 else "the allocator's memory is in pieces"
+    return f"does not fit: out of memory at {run.line}, {lack}"
+
+
+def _notices(run: Run) -> list[str]:
+    """Name each thing that the figures rest on, besides the script."""
+    lines = [
+        f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
+        f"from the GPU, {counted(count, 'time')}"
+        for line, operator, nbytes, count in run.reads[:_MAX_READS]
+    ]
+    if len(run.reads) > _MAX_READS:
+        lines.append(f"{len(run.reads) - _MAX_READS} other reads: --json has them")
+    lines += [f"{line}: {name} has no result" for name, line, _, _ in run.refused]
+    return [*lines, *run.assumed]

@@ -1,0 +1,316 @@
+"""Runs of a script over the null CUDA: one child process for each allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.predict.gpus import Gpu, gpu
+
+ALLOCATORS = ("default", "expandable", "gpumem")
+"""PyTorch's allocator, the same with expandable segments, and gpumem in its place."""
+
+_CHILD = Path(__file__).with_name("_child.py")
+_AMPLE = 16  # times the GPU's memory, to see how much a script lacks
+_OLDEST = (2, 10)
+
+# Variables that change PyTorch's allocator or its view of the GPUs, or load libraries first.
+_REMOVED = {
+    "CUDA_VISIBLE_DEVICES",
+    "GPUMEM_RUN",
+    "LD_PRELOAD",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the script.
+
+    Attributes
+    ----------
+    allocator : str
+        One of `ALLOCATORS`.
+    end : str
+        Why it ended: "script" to its end, "steps" after the last step, "memory" out of memory,
+        "stopped" where it cannot be predicted, "time" at the time limit, "failed" by an error.
+    line, reason : str
+        Of an end other than "script" and "steps".
+    steps : int
+        Optimizer steps.
+    seconds : float or None
+        Median time of a step.
+    live, reserved : int
+        Peak of the bytes that tensors requested, and of those that the allocator held. Without a
+        limit, if it ran out of memory.
+    process : int
+        Bytes of the child process, at their peak.
+    reads : list
+        Line, operator, bytes and number of the reads that zeros stood in for.
+    refused : list
+        Functions without a result: name, line, operator and number of calls.
+    assumed : list of str
+        Values that a GPU may have otherwise.
+    output : str
+        The script's output.
+    """
+
+    allocator: str
+    end: str
+    line: str = ""
+    reason: str = ""
+    steps: int = 0
+    seconds: float | None = None
+    live: int = 0
+    reserved: int = 0
+    process: int = 0
+    reads: Sequence[Any] = ()
+    refused: Sequence[Any] = ()
+    assumed: Sequence[str] = ()
+    output: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the figures are those of the steps that were asked for."""
+        return self.end in ("script", "steps", "memory")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The memory of a script.
+
+    Attributes
+    ----------
+    gpu : Gpu
+    torch, cuda : str
+        Versions of PyTorch and of the CUDA that it was built for.
+    runs : dict
+        A `Run` for each allocator.
+    """
+
+    gpu: Gpu
+    torch: str
+    cuda: str
+    runs: dict[str, Run]
+
+    def room(self, allocator: str) -> int:
+        """Return the bytes that remain of the GPU's memory; negative: that it lacks."""
+        return self.gpu.memory - self.gpu.context - self.runs[allocator].reserved
+
+    def fits(self, allocator: str) -> bool | None:
+        """Return whether the script runs in the GPU's memory; None: it cannot be predicted."""
+        run = self.runs[allocator]
+        return run.end != "memory" if run.is_complete else None
+
+
+def predict_script(
+    command: Sequence[str],
+    *,
+    gpu: str = "h100",
+    memory: int | None = None,
+    steps: int = 3,
+    allocators: Sequence[str] = ALLOCATORS,
+    seconds: float = 600,
+) -> Prediction:
+    """Predict the memory of a script.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The script's path and its arguments.
+    gpu : str
+        The GPU, of `gpumem.predict.gpus.names`.
+    memory : int, optional
+        Bytes of memory that the GPU shall have instead of its own.
+    steps : int
+        Optimizer steps after which the script is stopped. Without an optimizer it runs to its end.
+    allocators : sequence of str
+        Some of `ALLOCATORS`; a process runs the script for each, as many at once as there are
+        cores.
+    seconds : float
+        Time after which a run is ended.
+
+    Raises
+    ------
+    ConfigError
+        The script is not a file, or an argument is invalid.
+    MissingFrameworkError
+        PyTorch is not installed.
+    IntegrationError
+        This is not Linux, or PyTorch was built without CUDA or is too old.
+    """
+    unknown = [name for name in allocators if name not in ALLOCATORS]
+    if unknown or not allocators:
+        raise ConfigError(f"invalid allocators = {unknown}: expected some of {ALLOCATORS}")
+    if not command or not os.path.isfile(command[0]):
+        raise ConfigError(f"invalid script {command[:1]}: expected a file")
+    if steps < 1:
+        raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
+    torch, cuda = _require_torch()
+    target = _gpu(gpu, memory)
+    with ThreadPoolExecutor(min(len(allocators), os.cpu_count() or 1)) as pool:
+        runs = list(
+            pool.map(lambda name: _run(name, command, target, steps, cuda, seconds), allocators)
+        )
+    return Prediction(target, torch, cuda, dict(zip(allocators, runs, strict=True)))
+
+
+_gpu = gpu  # `predict_script` has a parameter of that name
+
+
+def _require_torch() -> tuple[str, str]:
+    """Return the versions of PyTorch and its CUDA, without importing it."""
+    if sys.platform != "linux":
+        raise IntegrationError(
+            f"predicting needs Linux, and this is {sys.platform}: use a container or, on Windows, "
+            "WSL; neither a GPU nor a driver is needed there"
+        )
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingFrameworkError(
+            "PyTorch is not installed; `pip install torch` installs the build for CUDA, which "
+            "predicting needs",
+            name="torch",
+        )
+    text = Path(spec.submodule_search_locations[0], "version.py").read_text()
+    found = {
+        name: match[1] if (match := re.search(rf"^{name}\b.*= '([^']+)'", text, re.M)) else ""
+        for name in ("__version__", "cuda")
+    }
+    version = found["__version__"]
+    if not found["cuda"]:
+        raise IntegrationError(
+            f"PyTorch {version} was built without CUDA, and predicting needs a build for CUDA, "
+            "which needs no GPU: `pip install --force-reinstall torch --index-url "
+            "https://pypi.org/simple` installs one"
+        )
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+        raise IntegrationError(
+            f"PyTorch {version} is installed, and predicting needs 2.10 or later"
+        )
+    return version, found["cuda"]
+
+
+def library() -> Path:
+    """Return the file of the null CUDA."""
+    return Path(__file__).with_name("null_cuda.so.1")
+
+
+def device_of(gpu: Gpu, cuda: str, count: int = 1) -> dict[str, Any]:
+    """Return the settings of the null CUDA for a GPU and a version of CUDA such as "13.0"."""
+    major, minor = map(int, cuda.split(".")[:2])
+    return {
+        "count": count,
+        "cuda": 1000 * major + 10 * minor,
+        "total": gpu.memory,
+        "context": gpu.context,
+        "name": gpu.name,
+        "attributes": gpu.attributes(),
+    }
+
+
+def _run(
+    allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
+) -> Run:
+    """Run the script over an allocator; once more without a limit if it runs out of memory."""
+    run = _run_once(allocator, command, gpu, steps, cuda, seconds)
+    if run.end != "memory":
+        return run
+    ample = _run_once(
+        allocator, command, replace(gpu, memory=_AMPLE * gpu.memory), steps, cuda, seconds
+    )
+    return (
+        replace(ample, end="memory", line=run.line, reason=run.reason)
+        if (ample.is_complete)
+        else run
+    )
+
+
+def _run_once(
+    allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
+) -> Run:
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        # Libraries that look for the driver by its name, such as Triton, find the null CUDA here.
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            os.symlink(library(), os.path.join(folder, name))
+        reading, writing = os.pipe()
+        order = {
+            "library": str(library()),
+            "device": device_of(gpu, cuda),
+            "allocator": allocator,
+            "steps": steps,
+            "command": list(command),
+            "answer": writing,
+        }
+        with open(os.path.join(folder, "output"), "w+b") as output, open(reading, "rb") as answers:
+            child = subprocess.Popen(
+                [sys.executable, str(_CHILD), json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[writing],
+                env=_environment(allocator, folder),
+                start_new_session=True,
+            )
+            os.close(writing)
+            timer = threading.Timer(seconds, _end, [child])
+            timer.start()
+            try:
+                answer = answers.read()
+                child.wait()
+            finally:
+                expired = not timer.is_alive()
+                timer.cancel()
+                _end(child)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+    return _read(allocator, answer, text, child.returncode, seconds if expired else None)
+
+
+def _environment(allocator: str, folder: str) -> dict[str, str]:
+    """Return the environment of a child."""
+    kept = {name: value for name, value in os.environ.items() if name not in _REMOVED}
+    path = os.environ.get("LD_LIBRARY_PATH")
+    kept["LD_LIBRARY_PATH"] = f"{folder}{os.pathsep}{path}" if path else folder
+    kept["TRITON_LIBCUDA_PATH"] = folder
+    kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its processes have no null CUDA
+    if allocator == "expandable":
+        kept["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return kept
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child's session: the child, and the workers that it has left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _read(allocator: str, answer: bytes, output: str, status: int, expired: float | None) -> Run:
+    """Make a run of a child's answer; without one it was ended, or has crashed."""
+    if not answer:
+        reason = f"its process ended with status {status}, without an answer"
+        if expired is not None:
+            reason = f"it ran longer than {expired:g} seconds"
+        end = "failed" if expired is None else "time"
+        return Run(allocator, end, "", reason, output=output)
+    said = json.loads(answer)
+    del said["driver"]
+    said["live"], said["reserved"] = max(said["live"]), max(said["reserved"])
+    return Run(allocator, output=output, **said)
