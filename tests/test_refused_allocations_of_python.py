@@ -8,7 +8,7 @@ import os
 import traceback
 
 import pytest
-from integrations.test_switch import A, B, OWN, Variable
+from integrations.test_switch import OWN, A, B, Variable
 
 import gpumem
 from gpumem import interop, observe

@@ -12,7 +12,7 @@ from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within
 from gpumem.cli.output import json_option, present, progress, table
-from gpumem.predict import ALLOCATORS, Prediction, Run, gpus, predict_script
+from gpumem.predict import ALLOCATORS, PredictedRun, Prediction, gpus, predict_script
 
 FAILED = 1
 DOES_NOT_FIT = 3
@@ -134,7 +134,7 @@ def _show(console: Console, prediction: Prediction) -> None:
             break
 
 
-def _verdict(prediction: Prediction, run: Run) -> str:
+def _verdict(prediction: Prediction, run: PredictedRun) -> str:
     if not run.is_complete:
         return f"not predicted: {run.line}{': ' if run.line else ''}{run.reason}"
     room = prediction.room(run.allocator)
@@ -144,7 +144,7 @@ def _verdict(prediction: Prediction, run: Run) -> str:
     return f"does not fit: out of memory at {run.line}, {lack}"
 
 
-def _notices(run: Run) -> list[str]:
+def _notices(run: PredictedRun) -> list[str]:
     """Name each thing that the figures rest on, besides the script."""
     lines = [
         f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "

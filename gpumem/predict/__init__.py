@@ -16,6 +16,6 @@ Examples
 """
 
 from gpumem.predict.gpus import Gpu
-from gpumem.predict.runs import ALLOCATORS, Prediction, Run, predict_script
+from gpumem.predict.runs import ALLOCATORS, PredictedRun, Prediction, predict_script
 
-__all__ = ["ALLOCATORS", "Gpu", "Prediction", "Run", "predict_script"]
+__all__ = ["ALLOCATORS", "Gpu", "PredictedRun", "Prediction", "predict_script"]

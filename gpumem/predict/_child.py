@@ -169,7 +169,7 @@ class Callers:
 # ---- the run -------------------------------------------------------------------------------------
 
 
-class Run:
+class ScriptRun:
     """One run of a script: its notes, its end and its answer."""
 
     def __init__(self, order: Order, library: ctypes.CDLL) -> None:
@@ -303,4 +303,4 @@ class Run:
 
 if __name__ == "__main__":
     _order: Order = json.loads(sys.argv[1])
-    Run(_order, load(_order["library"], _order["device"])).run()
+    ScriptRun(_order, load(_order["library"], _order["device"])).run()

@@ -40,7 +40,7 @@ _REMOVED = {
 
 
 @dataclass(frozen=True)
-class Run:
+class PredictedRun:
     """One run of the script.
 
     Attributes
@@ -101,13 +101,13 @@ class Prediction:
     torch, cuda : str
         Versions of PyTorch and of the CUDA that it was built for.
     runs : dict
-        A `Run` for each allocator.
+        A `PredictedRun` for each allocator.
     """
 
     gpu: Gpu
     torch: str
     cuda: str
-    runs: dict[str, Run]
+    runs: dict[str, PredictedRun]
 
     def room(self, allocator: str) -> int:
         """Return the bytes that remain of the GPU's memory; negative: that it lacks."""
@@ -227,7 +227,7 @@ def device_of(gpu: Gpu, cuda: str, count: int = 1) -> dict[str, Any]:
 
 def _run(
     allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
-) -> Run:
+) -> PredictedRun:
     """Run the script over an allocator; once more without a limit if it runs out of memory."""
     run = _run_once(allocator, command, gpu, steps, cuda, seconds)
     if run.end != "memory":
@@ -244,7 +244,7 @@ def _run(
 
 def _run_once(
     allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
-) -> Run:
+) -> PredictedRun:
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         # Libraries that look for the driver by its name, such as Triton, find the null CUDA here.
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -302,15 +302,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _read(allocator: str, answer: bytes, output: str, status: int, expired: float | None) -> Run:
+def _read(
+    allocator: str, answer: bytes, output: str, status: int, expired: float | None
+) -> PredictedRun:
     """Make a run of a child's answer; without one it was ended, or has crashed."""
     if not answer:
         reason = f"its process ended with status {status}, without an answer"
         if expired is not None:
             reason = f"it ran longer than {expired:g} seconds"
         end = "failed" if expired is None else "time"
-        return Run(allocator, end, "", reason, output=output)
+        return PredictedRun(allocator, end, "", reason, output=output)
     said = json.loads(answer)
     del said["driver"]
     said["live"], said["reserved"] = max(said["live"]), max(said["reserved"])
-    return Run(allocator, output=output, **said)
+    return PredictedRun(allocator, output=output, **said)
