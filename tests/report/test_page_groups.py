@@ -116,18 +116,28 @@ def test_rules_of_the_command_are_the_groups_that_a_page_opens_with(open_page, t
     assert page.text("#groups-title") == "Rules"
 
 
+def test_categories_that_leave_much_to_other_come_second(open_page, tmp_path):
+    run = told_run()
+    more = {"category": np.array([0, 1, 0], np.int32), "categories": ("other", "activations")}
+    columns = run.action, run.block, run.size, run.stream, run.time_us
+    details = Details(**{**vars(run.details), **more})
+    write_report(Trace(*columns, details=details), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert set(key(page)) == {"weights", "activations", "workspace"}
+
+
 def test_categories_come_first_and_phases_are_a_choice(open_page, tmp_path):
     run = told_run()
     more = {
         "category": np.array([0, 1, 0], np.int32),
-        "categories": ("other", "activations"),
+        "categories": ("parameters", "activations"),
         "phases": (Phase("step", 1, 3), Phase("forward", 1, 2, 1)),
     }
     details = Details(**{**vars(run.details), **more})
     columns = run.action, run.block, run.size, run.stream, run.time_us
     write_report(Trace(*columns, details=details), tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
-    assert key(page) == {"other": "5 MiB", "activations": "2 MiB"}
+    assert key(page) == {"parameters": "5 MiB", "activations": "2 MiB"}
     assert page.text("#stacked") == "Live bytes, stacked by category."
     page.choose("#by", "phase")
     assert key(page) == {

@@ -18,9 +18,9 @@ function plural(value, what) {
   return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
 }
 
-// An owner or a function as it is shown, without the folders of its file.
+// An owner, a function or a stack as it is shown, without the folders of its files.
 function ownerText(owner) {
-  return owner.replace(/\([^()]*\/([^/()]+)\)$/, "($1)");
+  return owner.replace(/\([^()]*\/([^/()]+)\)/g, "($1)");
 }
 
 // Seconds in the unit that suits `scale` seconds, with the digits that steps of `step` seconds need.

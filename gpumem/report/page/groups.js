@@ -10,7 +10,7 @@ const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "
 // groups with colours have nine tenths of the peak.
 const GROUPINGS = {
   rule: { title: "Rules", head: "Rule", usual: true },
-  category: { title: "Categories", head: "Category", usual: true },
+  category: { title: "Categories", head: "Category", rest: "other", usual: true },
   owner: { title: "Owners", head: "Owner", usual: true, make: (run) => [run.owner, run.facts.owners] },
   outer: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
   phase: { title: "Phases", head: "Phase" },
@@ -51,16 +51,17 @@ class Groups {
     this.ordered = by === "size" ? Array.from(this.names.keys()) : byBytes;
     this.ordered.slice(0, HUES.light.length).forEach((group, rank) => { this.colour[group] = rank; });
     this.colourName = (rank) => (rank < HUES.light.length ? ownerText(this.names[this.ordered[rank]]) : "others");
-    this.share = shareOfLargest(atPeak); // of the peak, that has colours of its own
-    this.isLump = shareOfLargest(atPeak, 1) > EXPLAINED;
+    // The share of the peak that has colours, and names that say what it is.
+    this.share = shareOfLargest(atPeak.map((sum, group) => (this.names[group] === like.groupings[by].rest ? 0 : sum)), atPeak);
+    this.isLump = shareOfLargest(atPeak, atPeak, 1) > EXPLAINED;
   }
 }
 
-// The share of the largest sums, as many as there are colours; 1 if all are 0.
-function shareOfLargest(sums, most = HUES.light.length) {
+// The share of the largest sums, as many as there are colours, in all sums; 1 if these are 0.
+function shareOfLargest(sums, all, most = HUES.light.length) {
   const total = (values) => values.reduce((sum, value) => sum + value, 0);
-  const falling = Float64Array.from(sums).sort().reverse();
-  return total(falling.subarray(0, most)) / total(falling) || 1;
+  const whole = total(all);
+  return whole ? total(sums.toSorted().reverse().subarray(0, most)) / whole : 1;
 }
 
 // The grouping with which a page opens.

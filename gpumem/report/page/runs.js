@@ -79,7 +79,7 @@ function sumText(runs, first) {
 function changesTable(names, changes) {
   if (!changes.length) return;
   const rows = changes.map(([name, before, after]) => make("tr", {},
-    make("th", { scope: "row" }, make("span", { className: "name", title: name }, ...words(name))),
+    make("th", { scope: "row", title: name }, ...words(ownerText(name))),
     cell(bytes(before)), cell(bytes(after)), cell((after > before ? "+" : "−") + bytes(Math.abs(after - before)))));
-  element("changes").replaceChildren(head("At the peaks", ...names.slice(0, 2), "Grown"), make("tbody", {}, ...rows));
+  element("changes").replaceChildren(head("Stacks at the peaks", ...names.slice(0, 2).map((name) => clip(name, 20)), "Difference"), make("tbody", {}, ...rows));
 }

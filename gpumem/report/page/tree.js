@@ -87,7 +87,8 @@ function cutTree(root) {
     finer.delete(node);
     if (node.own) finer.set(node, node.own);
     for (const child of node.children.values()) finer.set(child, child.bytes);
-    if (node === root || shareOfLargest(finer.values()) >= MIN_COLOURED) cut = finer;
+    const sums = Float64Array.from(finer.values());
+    if (node === root || shareOfLargest(sums, sums) >= MIN_COLOURED) cut = finer;
   }
 }
 
