@@ -174,7 +174,7 @@ def measure(name: str, size: str, steps: int, seed: int, rounds: int) -> dict[st
     """Run a workload recorded, then with hooks; return both counts and the recorded peak."""
     from gpumem import observe
     from gpumem.integrations import torch as integration
-    from gpumem.traces.groups import bytes_at, groups_of, peak_event, phases_at
+    from gpumem.traces.groups import bytes_at, groups_of, peak_event, phase_at
 
     integration.enable(mode="full")
     integration.record_phases()
@@ -222,7 +222,7 @@ def measure(name: str, size: str, steps: int, seed: int, rounds: int) -> dict[st
         "events": trace.events,
         "lost": recording.lost,
         "peak": trace.peak_requested,
-        "phase": [each.name for each in phases_at(trace, at)],
+        "phase": phase_at(trace, at),
         "at the peak": live(at),
         "other": live(at).get("other", 0) / trace.peak_requested,
         "ratios": ratios,
@@ -237,10 +237,10 @@ def row_of(found: dict[str, Any]) -> list[str]:
     ]
     largest = sorted(found["at the peak"].items(), key=lambda pair: -pair[1])[:3]
     told = ", ".join(f"{name} {nbytes / found['peak']:.0%}" for name, nbytes in largest)
-    phase = " / ".join(found["phase"]) or "none"
     peak = f"{found['peak'] / 2**30:.2f}"
     taken = [f"{found['times'][way]:.3f}" for way in ("recorded", "with stacks")]
-    return [found["workload"], peak, phase, told, f"{found['other']:.1%}", *extremes, *taken]
+    other = f"{found['other']:.1%}"
+    return [found["workload"], peak, found["phase"], told, other, *extremes, *taken]
 
 
 def main() -> int:

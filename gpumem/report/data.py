@@ -16,7 +16,7 @@ from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Segments, Trace
-from gpumem.traces.groups import Rules, groups_of
+from gpumem.traces.groups import Rules, groups_of, peak_event, phase_at, phase_table
 from gpumem.traces.trace import Frames
 
 
@@ -133,6 +133,9 @@ def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
         yield each
 
 
+MAX_PHASES = 1 << 13
+"""A page draws at most so many phases."""
+
 # The groupings that a page has besides those that it makes of owners, stacks, streams and sizes.
 _GROUPINGS = ["rule", "category", "phase", "function", "file"]
 
@@ -186,6 +189,7 @@ def run_data(
         "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],
         "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
         "failures": _failures(trace, moving),
+        "phases": _phases(trace, moving),
         "steps": np.searchsorted(moving, trace.step_start).tolist(),
         "policies": [_policy_facts(each, moving) for each in served],
         "columns": {
@@ -278,6 +282,27 @@ def _failures(trace: Trace, moving: NDArray[np.int64]) -> list[list[int]]:
     failures = trace.details.failures if trace.details else ()
     at = np.searchsorted(moving, [at for at, _ in failures]).tolist()
     return [[place, nbytes] for place, (_, nbytes) in zip(at, failures, strict=True)]
+
+
+def _phases(trace: Trace, moving: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the phases in moves, the outer ones if there are too many, and a table by name."""
+    phases = sorted(trace.details.phases if trace.details else (), key=lambda each: each.depth)
+    shown = sorted(phases[:MAX_PHASES], key=lambda each: each.begin)
+    begins, ends = (
+        np.searchsorted(moving, [getattr(each, of) for each in shown]).tolist()
+        for of in ("begin", "end")
+    )
+    table = [
+        (*row[:3], int(np.searchsorted(moving, row.at)), row.growth) for row in phase_table(trace)
+    ]
+    return {
+        "shown": [
+            [each.name, begin, end, each.depth]
+            for each, begin, end in zip(shown, begins, ends, strict=True)
+        ],
+        "table": table,
+        "atPeak": phase_at(trace, peak_event(trace)),
+    }
 
 
 def _policy_facts(each: Policy, moving: NDArray[np.int64]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gpumem.report.data import notice_of, recorded_policy
 from gpumem.traces import Trace, load_trace
 from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
-from gpumem.traces.groups import Rules, bytes_at, groups_of, peak_event, phase_paths, phases_at
+from gpumem.traces.groups import Rules, bytes_at, groups_of, peak_event, phase_at
 
 __all__ = ["Change", "Group", "Peak", "peak"]
 
@@ -167,8 +167,6 @@ def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
     at = peak_event(trace)
     details = trace.details
     held = recorded_policy(trace)
-    open_now = phases_at(trace, at)
-    paths = dict(zip(details.phases, phase_paths(details.phases), strict=True)) if details else {}
     groups = {}
     for by in ("category", "owner", "stack", *(["rule"] if rules else [])):
         if (found := groups_of(trace, by, rules)) is not None:
@@ -179,7 +177,7 @@ def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
         live_bytes=trace.peak_requested,
         reserved_bytes=None if held is None else held.held.peak,
         time_us=int(trace.time_us[at]) if trace.events else 0,
-        phase=paths[open_now[-1]] if open_now else "",
+        phase=phase_at(trace, at),
         groups=groups,
         refused=tuple(nbytes for _, nbytes in details.failures) if details else (),
         notice=notice_of(trace),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
-from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, likely_category
+from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, has_passes, likely_category
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -243,7 +243,7 @@ class TraceBuilder:
         asleep = Curve(at, np.cumsum(self._asleep, dtype=np.int64)) if any(self._asleep) else None
         phases = tuple(self._ended_phases())
         category = None
-        if phases or max(self._category, default=-1) >= 0:
+        if has_passes(phases) or max(self._category, default=-1) >= 0:
             category = self._categories(phases)
         return Details(
             np.array(self._addresses, np.uint64),

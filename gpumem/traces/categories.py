@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem.traces.groups import innermost
 from gpumem.traces.trace import Frames, Phase
 
 CATEGORIES = (
@@ -49,6 +48,11 @@ _STATES = re.compile(r"/torch/optim/.*:_init_group$")
 
 _Rows = NDArray[np.int64]
 _NEVER = 1 << 62
+
+
+def has_passes(phases: Sequence[Phase]) -> bool:
+    """Return whether phases are passes or steps of a training, which tell purposes of blocks."""
+    return any(kind.search(name) for kind in KINDS for name in {each.name for each in phases})
 
 
 class _Spans:
@@ -99,10 +103,8 @@ def categories_of(
     """
     begin, end = lives
     stays = end == events
-    if not any(kind.search(phase.name) for kind in KINDS for phase in phases):
-        phase = np.append(innermost(phases, events), -1)
-        is_inside = (phase[begin] >= 0) & (phase[begin] == phase[end])
-        return np.where(told >= 0, told, np.where(is_inside, TEMPORARIES, OTHER)).astype(np.int32)
+    if not has_passes(phases):
+        return np.where(told >= 0, told, OTHER).astype(np.int32)
     forward, backward, optimizer = (_Spans(phases, kind) for kind in KINDS)
     in_forward, in_backward, in_step = (
         each.around(begin) for each in (forward, backward, optimizer)

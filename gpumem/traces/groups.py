@@ -17,6 +17,7 @@ from gpumem.traces.trace import Details, Frames, Phase, Trace
 OUTSIDE = "outside of phases"
 NO_STACK = "no stack"
 REST = "no rule"
+_MAX_DEPTH = 16  # of phases that are named together
 
 Rules: TypeAlias = Sequence[tuple[str, str]]
 """Names and regular expressions of groups."""
@@ -223,10 +224,11 @@ class PhaseUse(NamedTuple):
     growth: int
 
 
-def phases_at(trace: Trace, event: int) -> tuple[Phase, ...]:
-    """Return the phases that are open at an event, the innermost last."""
+def phase_at(trace: Trace, event: int) -> str:
+    """Name the innermost phase that is open at an event, behind those around it; "": none."""
     phases = trace.details.phases if trace.details else ()
-    return tuple(each for each in phases if each.begin <= event < each.end)
+    number = int(innermost(phases, trace.events)[event]) if trace.events else -1
+    return phase_paths(phases)[number] if number >= 0 else ""
 
 
 def phase_table(trace: Trace) -> list[PhaseUse]:
@@ -251,6 +253,8 @@ def phase_paths(phases: Iterable[Phase]) -> list[str]:
     for phase in phases:
         open_now = [each for each in open_now if each[0].end > phase.begin]
         around = [path for each, path in open_now if each.end >= phase.end][-1:]
+        if len(open_now) > _MAX_DEPTH:
+            around = []  # a function that calls itself
         paths.append(" / ".join([*around, phase.name]))
         open_now.append((phase, paths[-1]))
     return paths

@@ -84,8 +84,11 @@ def test_passes_of_pytorchs_own_names_count() -> None:
     assert found == "activations, optimizer state, other"
 
 
-def test_without_passes_temporaries_begin_and_end_in_one_phase() -> None:
-    assert told("+a (load +b -b +c )load (solve -c )solve -a") == "other, temporaries, other"
+def test_without_passes_only_recorded_purposes_are_known() -> None:
+    assert told("+a a=inputs (load +b -b )load") == "inputs, other"
+    details = run_of("+a (load +b -b )load").details
+    assert details is not None
+    assert details.category is None
 
 
 def test_the_first_block_of_cublas_size_that_stays_is_its_workspace() -> None:

@@ -15,8 +15,8 @@ from gpumem.traces.groups import (
     bytes_at,
     groups_of,
     peak_event,
+    phase_at,
     phase_table,
-    phases_at,
 )
 
 
@@ -89,8 +89,8 @@ def test_phases_group_blocks_by_the_innermost_at_their_allocation() -> None:
     groups = groups_of(run, "phase")
     assert groups is not None
     assert [groups.names[n] for n in groups.of] == ["step", "step / forward", "step / late"]
-    assert [phase.name for phase in phases_at(run, 1)] == ["step", "forward"]
-    assert [phase.name for phase in phases_at(run, 4)] == ["step"]
+    assert [phase_at(run, event) for event in (1, 4)] == ["step / forward", "step"]
+    assert phase_at(told_run(), 4) == ""
 
 
 def test_the_table_of_phases_has_peaks_and_growths() -> None:

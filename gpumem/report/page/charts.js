@@ -64,13 +64,13 @@ const byteAxis = {
   values: (_, splits) => splits.map(bytes),
 };
 
-// A chart over the common horizontal axis; dragging selects the window.
-function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands, cursor, data }) {
+// A chart over the common horizontal axis, with pixels `above` it; dragging selects the window.
+function windowChart(app, id, { height, above = 0, scales, series, axes, hooks = {}, bands, cursor, data }) {
   const place = element(id);
   const chart = new uPlot({
     width: Math.max(240, place.clientWidth),
-    height,
-    padding: [8, MARGIN, 0, 0],
+    height: height + above,
+    padding: [8 + above, MARGIN, 0, 0],
     scales: { x: { time: false, range: () => [app.view.x0, app.view.x1] }, ...scales },
     series: [{}, ...series],
     axes: [horizontal(app), ...axes],

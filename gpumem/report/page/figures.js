@@ -8,7 +8,7 @@ function showFigures(app) {
   const served = theirs && servedBy(theirs, first.name);
   const empty = figures.allocations - facts.blocks;
   const entries = [
-    [facts.moment ? "Live" : "Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    [facts.moment ? "Live" : "Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : facts.phases.atPeak ? `in ${facts.phases.atPeak}` : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
     [facts.moment ? "Reserved" : "Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(served?.peak_reserved_bytes)],
     ["Reserved / live", first.fragmentation.toFixed(3), `${facts.moment ? "" : "at their peaks; "}1 is the least`, theirs && (served?.fragmentation.toFixed(3) ?? "–")],
     ...(facts.moment ? [] : [["Allocations", count(facts.blocks), `${plural(app.run.moves, "event")}, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)]]),

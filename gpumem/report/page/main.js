@@ -86,6 +86,7 @@ class App {
     if (other) this.surveyOther();
     for (const chart of this.charts) chart.update();
     showFigures(this);
+    phasesTable(this);
     policiesTable(this);
     groupsTable(this);
     leaksTable(this);

@@ -114,9 +114,10 @@ function momentText(app) {
   if (!run.moves) return "Nothing happened.";
   if (run.facts.moment) return "The blocks that are live in the snapshot.";
   const b = run.block[moment];
+  const phase = phasesAt(run, moment);
   const when = seconds(run.x(moment, "time"), 1e-4, run.extent("time")[1]);
   return `${app.view.at < 0 ? "The highest point: e" : "E"}vent ${count(moment + 1)} of ${count(run.moves)}, at ${when}: `
-    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}`;
+    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}${phase && `, in ${phase}`}`;
 }
 
 // The colours, with the bytes of each group at the moment.

@@ -12,12 +12,13 @@ function timelineChart(app) {
   let shown = null; // the sampled moves and the live bytes of each colour at them
   const chart = windowChart(app, "timeline", {
     height: 320,
+    above: bandsOf(app.run) * BAND_HEIGHT,
     scales: { y: { range: (u, least, most) => [0, Math.max(1, (most ?? 1) * 1.06)] } },
     axes: [vertical(app, byteAxis)],
     series: [line("reserved"), line("live"), line("selected", { width: 2 }), line("other", { width: 2, dash: [5, 4] })],
     bands: [{ series: [1, 2], fill: () => app.theme.color("idle-fill") }],
     hooks: {
-      drawAxes: [(u) => { drawStack(app, u, shown); drawSteps(app, u); }],
+      drawAxes: [(u) => { drawStack(app, u, shown); drawSteps(app, u); drawPhases(app, u); }],
       setCursor: [(u) => { showValues(u.cursor.idx); point(u.cursor); }],
     },
     data: [[], [], [], [], []],
@@ -45,8 +46,9 @@ function timelineChart(app) {
       return [[make("span", { className: isHere ? "here" : "" }, swatch, app.groups.colourName(c)), bytes(column[at])]];
     });
     if (!rows.length) return hideTip();
+    const phase = phasesAt(app.run, app.run.moveBehind(x, app.view.axis));
     const { left: begin, top: upper } = chart.over.getBoundingClientRect();
-    showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}`), definitions(rows.reverse()),
+    showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}${phase && `, in ${phase}`}`), definitions(rows.reverse()),
       ...(inOthers ? [make("small", {}, "The largest of the others"), definitions(othersAt(app, app.run.moveBehind(x, app.view.axis)))] : []));
   }
 
