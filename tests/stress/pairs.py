@@ -6,6 +6,7 @@ that names the state; then the bytes are as before. Nothing stands still for `PA
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -73,18 +74,29 @@ class Ground:
     def __init__(self, memory: str, rng: random.Random) -> None:
         self.memory, self.rng = memory, rng
         self.arena = self.opened()
-        self.stream = gpumem.Stream(self.arena.memory.device)
+        self.stream, self.side = (gpumem.Stream(self.arena.memory.device) for _ in range(2))
         self.held: list[Held | None] = [None] * USERS
 
     def opened(self) -> gpumem.Arena:
         return gpumem.Arena(self.memory, self.config, name="pairs")
 
+    def tagged(self, number: int) -> contextlib.AbstractContextManager:
+        """Return the block in which a user allocates."""
+        return contextlib.nullcontext()
+
     def tensor(self, number: int) -> gpumem.Tensor:
         """Make a tensor for a user."""
-        return gpumem.empty(NBYTES, "uint8", resource=self.arena)
+        with self.tagged(number):
+            return gpumem.empty(NBYTES, "uint8", resource=self.arena)
 
     def full(self, number: int, value: int) -> gpumem.Tensor:
-        return gpumem.full(NBYTES, value, "uint8", resource=self.arena)
+        with self.tagged(number):
+            return gpumem.full(NBYTES, value, "uint8", resource=self.arena)
+
+    def row(self, number: int) -> gpumem.Tensor:
+        """Commit a row for a user, and return it as a part of `VirtualTensor.full`."""
+        with self.tagged(number):
+            return self.arena.virtual((1, NBYTES), "uint8", committed=1).full[0]
 
     def change(self) -> None:
         """Change the state once."""
@@ -99,7 +111,7 @@ class Filled(Ground):
 
     def full(self, number: int, value: int) -> gpumem.Tensor:
         made = self.tensor(number)
-        made.fill(value)
+        made.fill(value, self.side)
         return made
 
 
@@ -112,13 +124,8 @@ class Sleep(Ground):
 class Wake(Ground):
     """A wake in part: each user has a tag, and one is woken before the other."""
 
-    def tensor(self, number: int) -> gpumem.Tensor:
-        with self.arena.tag(f"user {number}"):
-            return super().tensor(number)
-
-    def full(self, number: int, value: int) -> gpumem.Tensor:
-        with self.arena.tag(f"user {number}"):
-            return super().full(number, value)
+    def tagged(self, number: int) -> contextlib.AbstractContextManager:
+        return self.arena.tag(f"user {number}")
 
     def change(self) -> None:
         try:
@@ -128,14 +135,11 @@ class Wake(Ground):
                 self.arena.wake(name)
 
 
-class Close(Filled):
+class Close(Ground):
     """The arena closes with a tag of one of its users, or both stay open."""
 
-    def tensor(self, number: int) -> gpumem.Tensor:
-        if number == 0:
-            return super().tensor(number)
-        with self.arena.tag("a tag"):
-            return super().tensor(number)
+    def tagged(self, number: int) -> contextlib.AbstractContextManager:
+        return self.arena.tag("a tag") if number else contextlib.nullcontext()
 
     def change(self) -> None:
         try:
@@ -192,27 +196,31 @@ class EndPool(Ground):
 
 
 class Release(Filled):
-    """Rows of a virtual tensor."""
+    """Rows of a virtual tensor: two for each user, of which one is used through `full` alone."""
 
     refusals = (*REFUSALS, ValueError)
     names = ("rows of pairs", "is being recorded already")
 
     def __init__(self, memory: str, rng: random.Random) -> None:
         super().__init__(memory, rng)
-        self.rows = self.arena.virtual((USERS, NBYTES), "uint8", step=1, name="rows of pairs")
+        self.rows = self.arena.virtual((2 * USERS, NBYTES), "uint8", step=1, name="rows of pairs")
 
     def tensor(self, number: int) -> gpumem.Tensor:
         self.rows.commit(number, number + 1)
         return self.rows.tensor(number, number + 1)[0]
 
+    def row(self, number: int) -> gpumem.Tensor:
+        self.rows.commit(USERS + number, USERS + number + 1)
+        return self.rows.full[USERS + number]
+
     def change(self) -> None:
-        first = self.rng.randrange(USERS)
+        first = self.rng.randrange(2 * USERS)
         self.rows.release(first, first + 1)
 
 
 class Resize(Release):
     def change(self) -> None:
-        self.rows.resize(self.rng.randrange(USERS + 1))
+        self.rows.resize(self.rng.randrange(USERS + 1))  # commits none that is used through `full`
 
 
 class CloseImport(Filled):
@@ -234,8 +242,9 @@ class CloseImport(Filled):
         return self.imported.tensor(NBYTES, "uint8", offset=number * NBYTES)
 
     def change(self) -> None:
-        self.imported.close()
+        self.imported.close(timeout=self.rng.choice([None, 0.001]))
         self.imported = self.opened_import()
+        time.sleep(PAUSE)
 
     def end(self) -> None:
         super().end()
@@ -311,7 +320,8 @@ def assign(ground: Ground, held: Held, number: int) -> None:
 
 
 def fill(ground: Ground, held: Held, number: int) -> None:
-    held.tensor.fill(held.next())
+    # Work beside a stream that another thread captures has no order with that stream's.
+    held.tensor.fill(held.next(), None if isinstance(ground, EndPool) else ground.side)
     held.value = held.next()
     held.check()
 
@@ -338,6 +348,18 @@ def full(ground: Ground, held: Held, number: int) -> None:
     Held(ground.full(number, value), value).check()
 
 
+def whole(ground: Ground, held: Held, number: int) -> None:
+    """Use a row through `VirtualTensor.full`, which holds it only during a call."""
+    drop(ground, held, number)
+    row, value = ground.row(number), held.next()
+    row.fill(value)
+    for found in (row[-1].item(), *row[:: NBYTES // 8].tolist()):
+        if found != value:
+            raise WrongBytes(f"{found}, not {value}, in {row!r}")
+    row[...] = np.full(NBYTES, held.value, "uint8")
+    held.check(row.to("host", copy=True))
+
+
 def export(ground: Ground, held: Held, number: int) -> None:
     if ground.arena.memory.host_accessible:
         held.check(np.from_dlpack(held.tensor))
@@ -351,7 +373,7 @@ def record(ground: Ground, held: Held, number: int) -> None:
         held.check()
 
 
-USES = (allocate, drop, view, read, assign, fill, copy, full, export, record)
+USES = (allocate, drop, view, read, assign, fill, copy, full, whole, export, record)
 PAIRS = tuple(f"{change}/{use.__name__}" for change in CHANGES for use in USES)
 
 
