@@ -6,6 +6,7 @@ import pytest
 from helpers.runs import MIB, small_run, told_run
 
 from gpumem.report import write_report
+from gpumem.report.joined import add_runs
 
 OTHER = "179,36,122"  # the line of the compared run, in the light theme
 
@@ -97,3 +98,12 @@ def test_stacks_that_grew_are_listed(two):
     ((name, *figures),) = two.rows("#changes")
     assert name.split()[0] == "forward"
     assert figures == ["2 MiB", "3 MiB", "+1 MiB"]
+
+
+def test_page_that_processes_write_together_shows_their_runs(open_page, tmp_path):
+    path = tmp_path / "page.html"
+    for rank in range(2):
+        add_runs([told_run()], path, job="1 2", label=f"rank {rank}", problem="")
+    page = open_page(path)
+    assert [row[0] for row in page.rows("#runs")] == ["rank 0", "rank 1"]
+    assert page.browser.errors == []

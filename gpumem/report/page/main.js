@@ -352,7 +352,7 @@ async function unpackRun(facts) {
 }
 
 async function start() {
-  const { runs, shown, names, changes } = JSON.parse(element("facts").textContent);
+  const { runs, shown, names = [], changes = [] } = JSON.parse(element("facts").textContent);
   changesTable(names, changes);
   new App(await Promise.all(runs.map(unpackRun)), shown);
   document.documentElement.dataset.state = "ready";
