@@ -20,7 +20,7 @@ def phased(*phases):
         run.details,
         phases=phases,
         category=np.array([0, 1, 2], np.int32),
-        categories=("parameters", "activations", "other"),
+        categories=("parameters", "activations", "workspaces"),
     )
     return replace(run, details=details)
 

@@ -48,6 +48,7 @@ function drawPhases(app, u) {
 function phasesTable(app) {
   const { table } = app.run.facts.phases;
   element("phases-panel").hidden = !table.length;
+  if (!table.length) return element("phases").replaceChildren();
   const most = Math.max(1, ...table.map(([, , peak]) => peak));
   const colour = phaseColour(app.run);
   const shown = app.allPhases ? table.slice(0, MAX_ROWS) : table.slice(0, FEW);
