@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
-from gpumem.traces.categories import CATEGORIES, RANKS, categories_of, has_passes, likely_category
+from gpumem.traces.categories import (
+    CATEGORIES,
+    RANKS,
+    categories_of,
+    has_passes,
+    likely_category,
+    steps_of,
+)
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -235,7 +242,8 @@ class TraceBuilder:
         facts = {**meta, "failed_allocs": len(self._failures), "first_us": first}
         columns = self._action, self._block, self._size, self._stream
         action, block, size, stream = map(np.array, columns)
-        return Trace(action, block, size, stream, time_us, meta=facts, name=name, details=details)
+        steps = steps_of(details.phases)
+        return Trace(action, block, size, stream, time_us, steps, facts, name, details)
 
     def _details(self) -> Details:
         at = np.array(self._held_at, np.int64)

@@ -76,6 +76,18 @@ class _Spans:
         return np.where((number >= 0) & (event < self.end[number]), number, -1)
 
 
+def steps_of(phases: Sequence[Phase]) -> list[int]:
+    """Return the numbers of events before each step of a training.
+
+    The first begins with the first forward pass, the others where an optimizer's step has ended, if
+    a forward pass follows.
+    """
+    forward, optimizer = (_Spans(phases, kind) for kind in (KINDS[0], KINDS[2]))
+    ends = optimizer.end[:-1]
+    follows = forward.begin[np.searchsorted(forward.begin, ends)] < _NEVER
+    return [int(forward.begin[0]), *ends[follows].tolist()] if follows.any() else []
+
+
 def categories_of(
     lives: tuple[_Rows, _Rows],
     size: _Rows,

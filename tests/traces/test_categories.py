@@ -104,3 +104,9 @@ def test_traces_without_phases_and_purposes_have_no_categories() -> None:
     details = run_of("+a -a").details
     assert details is not None
     assert details.category is None
+
+
+def test_steps_begin_where_an_optimizer_has_ended_and_a_forward_pass_follows() -> None:
+    step = "(forward +a )forward (backward -a )backward (optimizer +s )optimizer +x -x "
+    assert run_of(f"+w {step * 3}").step_start.tolist() == [1, 4, 9]
+    assert run_of("(forward +a )forward (forward +b )forward").step_start.size == 0
