@@ -243,6 +243,18 @@ class ScriptRun:
             reset(device)
 
         torch._C._cuda_resetPeakMemoryStats = keep_and_reset
+        initialize = torch._C._cuda_init
+
+        def set_and_initialize() -> None:
+            # The script may set it before its own import of PyTorch, which has been imported.
+            set_by_script = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get(
+                "PYTORCH_CUDA_ALLOC_CONF"
+            )
+            if set_by_script and self.order["allocator"] == "default":
+                torch.cuda.memory._set_allocator_settings(set_by_script)
+            initialize()
+
+        torch._C._cuda_init = set_and_initialize
 
     def run(self) -> NoReturn:
         """Run the script to its end, or to the end of the run, and answer."""
@@ -250,7 +262,7 @@ class ScriptRun:
         sys.path[0] = os.path.dirname(self.script)
         try:
             self.begin()
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            runpy.run_path(self.script, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
                 self.finish("failed", "", f"it ended with exit status {error.code}")

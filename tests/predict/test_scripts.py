@@ -1,0 +1,299 @@
+"""Predictions of scripts by PyTorch's CUDA build, which is enough: no GPU and no driver."""
+
+import json
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+from helpers.child import program, python
+
+from gpumem.errors import GpumemError
+from gpumem.predict import predict_script
+from gpumem.predict.runs import _require_torch, library
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _needs_pytorch():
+    try:
+        _require_torch()
+    except GpumemError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def predicted(tmp_path):
+    """Predict a script, by default with PyTorch's allocator alone."""
+
+    def predict(script, *arguments, allocators=("default",), **options):
+        path = tmp_path / "train.py"
+        path.write_text("import torch\n" + textwrap.dedent(script).lstrip())
+        command = [str(path), *arguments]
+        found = predict_script(command, allocators=allocators, **options)
+        return found.runs["default"] if allocators == ("default",) else found
+
+    return predict
+
+
+TRAINING = """
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(100):
+    loss = model(torch.ones(64, 1024, device="cuda")).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_peaks_are_those_of_the_allocator(predicted):
+    run = predicted("""
+        kept = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+        gone = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+        del gone
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        """)
+    assert (run.end, run.steps, run.live, run.reserved) == ("script", 0, 130 * MIB, 130 * MIB)
+    assert not run.reads
+    assert not run.refused
+
+
+def test_training_is_stopped_after_the_steps_with_each_allocator(predicted):
+    found = predicted(TRAINING, steps=4, allocators=("default", "expandable"))
+    for run in found.runs.values():
+        assert (run.end, run.steps) == ("steps", 4), run
+        # weights, gradients and two moments, and cuBLAS's workspace
+        assert 16 * MIB + 32 * MIB <= run.live < run.reserved < 110 * MIB
+    assert found.runs["default"].live == found.runs["expandable"].live
+    assert found.fits("default") is True
+    assert found.room("default") == found.gpu.memory - found.gpu.context - run.reserved
+
+
+def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
+    if shutil.which("g++") is None:
+        pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
+    found = predicted(TRAINING, allocators=("default", "gpumem"))
+    ours = found.runs["gpumem"]
+    assert (ours.end, ours.live) == ("steps", found.runs["default"].live), ours.output
+    assert ours.live <= ours.reserved < 1.1 * ours.live
+
+
+def test_script_that_does_not_fit_says_where_and_how_much_it_lacks(predicted):
+    found = predicted(
+        """
+        kept = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+        more = torch.empty(500 << 20, dtype=torch.uint8, device="cuda")
+        """,
+        memory=1600 * MIB,
+        allocators=["default"],
+    )
+    run = found.runs["default"]
+    assert (run.end, run.line) == ("memory", "train.py:3")
+    assert run.reserved == 1100 * MIB
+    assert found.room("default") == -100 * MIB
+    assert found.fits("default") is False
+
+
+def test_script_that_frees_its_cache_when_memory_is_out_fits(predicted):
+    run = predicted(
+        """
+        for size in (600, 700, 800):
+            torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+        """,
+        memory=1600 * MIB,
+    )
+    assert (run.end, run.live) == ("script", 800 * MIB)
+
+
+def test_value_that_is_read_is_named_and_zeros_stand_in(predicted):
+    run = predicted(
+        """
+        values = torch.ones(3, device="cuda")
+        for i in range(2):
+            assert values.sum().item() == 0
+        assert values.cpu().tolist() == [0, 0, 0]
+        """
+    )
+    assert run.end == "script", run.output
+    assert sorted(map(tuple, run.reads)) == [
+        ("train.py:4", "_local_scalar_dense", 4, 2),
+        ("train.py:5", "copy_", 12, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "operator"),
+    [
+        ("values[values > 0]", "nonzero"),
+        ("values.nonzero()", "nonzero"),
+        ("torch.where(values > 0)", "nonzero"),
+        ("values.masked_select(values > 0)", "nonzero|masked_select"),
+        ("values.unique()", "_unique2"),
+        ("torch.bincount(values)", "bincount"),
+        ("values.repeat_interleave(values)", "repeat_interleave_Tensor"),
+    ],
+)
+def test_read_that_makes_a_size_stops_the_script(predicted, expression, operator):
+    run = predicted(f"""
+        values = torch.ones(1 << 20, dtype=torch.long, device="cuda")
+        try:
+            {expression}
+        except BaseException:
+            pass
+        print("went on")
+        """)
+    assert (run.end, run.line) == ("stopped", "train.py:4")
+    assert run.reason.split()[0] in operator.split("|")
+    assert run.live >= 8 * MIB
+    assert "went on" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("expression", "function"),
+    [
+        ("torch.nn.LSTM(8, 8, device='cuda')", "cudnnGetRNNWeightSpaceSize"),
+        ("torch.linalg.qr(values)", "cusolverDnCreate"),
+        ("torch.fft.rfft(values)", "cufftCreate"),
+        ("torch.sparse.mm(torch.eye(4).to_sparse().cuda(), values)", "cusparseCreate"),
+    ],
+)
+def test_function_without_a_result_stops_the_script_by_name(predicted, expression, function):
+    run = predicted(f"""
+        values = torch.ones(4, 4, device="cuda")
+        {expression}
+        """)
+    assert (run.end, run.line) == ("stopped", "train.py:3"), run.output
+    assert function in run.reason
+
+
+def test_error_of_the_script_is_named_with_its_line_and_output(predicted):
+    run = predicted("print('begun')\nraise KeyError('weights')")
+    assert (run.end, run.line, run.reason) == ("failed", "train.py:3", "KeyError: 'weights'")
+    assert "begun" in run.output
+
+
+def test_script_that_crashes_or_does_not_end_has_no_figures(predicted):
+    crashed = predicted("import os; os.abort()")
+    assert crashed.end == "failed"
+    assert "status -6" in crashed.reason
+    endless = predicted("while True: pass", seconds=5)
+    assert endless.end == "time"
+
+
+def test_loop_that_waits_for_a_value_is_ended(predicted):
+    run = predicted("""
+        done = torch.zeros(1, dtype=torch.bool, device="cuda")
+        while not done:
+            pass
+        """)
+    assert (run.end, run.line) == ("stopped", "train.py:3")
+    assert "loop" in run.reason
+
+
+def test_script_has_its_arguments_and_its_folder(predicted, tmp_path):
+    (tmp_path / "beside.py").write_text("import sys; NAME = sys.argv[1]")
+    run = predicted(
+        """
+        import beside, os, sys
+        assert __name__ == "__main__" and __file__ == os.path.join(sys.path[0], "train.py")
+        assert beside.NAME == sys.argv[1] == "--lr=1" and len(sys.argv) == 2
+        assert "gpumem" not in sys.modules
+        """,
+        "--lr=1",
+    )
+    assert run.end == "script", run.output
+
+
+def test_setting_of_the_allocator_in_the_script_holds(predicted):
+    run = predicted("""
+        import os
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        kept = torch.empty(21 << 20, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_snapshot()[0]["is_expandable"]
+        """)
+    assert run.end == "script", run.output
+
+
+def test_environment_of_the_caller_does_not_reach_the_allocator(predicted, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = predicted("""
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        kept = torch.empty(21 << 20, dtype=torch.uint8, device="cuda")
+        assert not torch.cuda.memory_snapshot()[0]["is_expandable"]
+        """)
+    assert run.end == "script", run.output
+
+
+def test_streams_events_pinned_memory_and_graphs_work(predicted):
+    run = predicted("""
+        stream = torch.cuda.Stream()
+        pinned = torch.ones(1 << 20).pin_memory()
+        assert pinned.is_pinned()
+        with torch.cuda.stream(stream):
+            tensor = pinned.to("cuda", non_blocking=True)
+        tensor.record_stream(torch.cuda.current_stream())
+        event = torch.cuda.Event()
+        event.record(stream)
+        assert event.query()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            other = tensor * 2
+        graph.replay()
+        torch.cuda.synchronize()
+        """)
+    assert run.end == "script", run.output
+
+
+def test_convolutions_say_that_their_workspaces_are_not_counted(predicted):
+    run = predicted("""
+        layer = torch.nn.Conv2d(3, 8, 3).cuda()
+        layer(torch.ones(2, 3, 32, 32, device="cuda")).sum().backward()
+        """)
+    assert run.end == "script", run.output
+    assert run.assumed == ["workspaces of cuDNN are not counted"]
+
+
+def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nkept = torch.empty(500 << 20, device='cuda').sum().item()")
+    command = ("-m", "gpumem", "predict", "--allocator", "default")
+    fits = python(*command, "--json", path)
+    facts = json.loads(fits.stdout)
+    assert facts["runs"]["default"]["fits"] is True
+    lacks = python(*command, "--memory", "1GiB", path, status=3)
+    assert "does not fit: out of memory at train.py:2, 1.5 GiB too much" in lacks.stdout
+    assert "train.py:2: 0 stands in for 4 bytes" in lacks.stdout
+    path.write_text("import torch\ntorch.ones(3, device='cuda').nonzero()")
+    stops = python(*command, path, status=1)
+    assert "train.py:2: nonzero" in stops.stdout
+
+
+# Their own answers are right without a GPU.
+KEPT = {"cudnnGetVersion", "cudnnGetErrorString", "cudnnGetLastErrorString", "cudnnGetProperty",
+        "cudnnGetCudartVersion", "cublasLtGetVersion", "ncclGetVersion", "ncclGetErrorString",
+        "ncclGetLastError"}  # fmt: skip
+COVERED = ("cuda", "__cuda", "cublas", "cudnn", "nccl")
+
+
+def test_null_cuda_has_every_function_that_pytorch_imports():
+    if shutil.which("nm") is None:
+        pytest.skip("no nm here")
+    import importlib.util
+
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
+
+    def symbols(which, path):
+        lines = program("nm", "-D", which, path).stdout.splitlines()
+        return {line.split()[-1].partition("@")[0] for line in lines}
+
+    defined = symbols("--defined-only", library())
+    wanted = set()
+    for name in ("torch_cuda", "c10_cuda", "torch_python"):
+        wanted |= symbols("--undefined-only", Path(folder, "lib", f"lib{name}.so"))
+    wanted = {name for name in wanted if name.startswith(COVERED)}
+    assert len(wanted) > 100
+    assert wanted - KEPT - defined == set()
