@@ -96,7 +96,6 @@ ACTIONS = dict(enumerate(_NAMES.split(), start=1))
 """Names of the kinds of events."""
 ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE = range(1, 9)
 PHASE_BEGIN, PHASE_END, CATEGORY = range(11, 14)
-NO_RESOURCE = 65535
 ASLEEP = 1  # the stream of a reserve or a release, see above
 
 _PART_OF_A_NAME = 255

@@ -242,7 +242,7 @@ class TraceBuilder:
         facts = {**meta, "failed_allocs": len(self._failures), "first_us": first}
         columns = self._action, self._block, self._size, self._stream
         action, block, size, stream = map(np.array, columns)
-        steps = steps_of(details.phases)
+        steps = np.array(steps_of(details.phases), np.int64)
         return Trace(action, block, size, stream, time_us, steps, facts, name, details)
 
     def _details(self) -> Details:

@@ -18,7 +18,6 @@ from gpumem._events.events import (
     FREE_REQUESTED,
     MAGIC,
     MOVE,
-    NO_RESOURCE,
     PHASE_BEGIN,
     RELEASE,
     RESERVE,
@@ -93,8 +92,8 @@ def traces_of(
     is_phase = (kinds >= PHASE_BEGIN) & (kinds <= CATEGORY)
     records = events.records[(kinds <= MOVE) | is_phase]
     memory_of = {n: memories.index(found.memory) for n, found in events.resources.items()}
-    memory_of[NO_RESOURCE] = _EVERY
     memory = np.array([memory_of.get(n, -1) for n in records["resource"].tolist()], np.int64)
+    memory[records["kind"] >= PHASE_BEGIN] = _EVERY
     known = live or events.began_with
     before = _live_before(events, records, known) if known or live is not None else []
     traces = []
@@ -134,7 +133,7 @@ def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before])
     builder.begin()
     places = [n << 64 for n in np.unique(records["resource"]).tolist()]
     for slot in records.tolist():
-        if slot[-1] == NO_RESOURCE:
+        if slot[5] >= PHASE_BEGIN:
             _record_phase(builder, events.tags, places, slot)
         else:
             _record_event(builder, owner_of, events.stacks, slot)
