@@ -125,6 +125,9 @@ def _show(console: Console, prediction: Prediction) -> None:
     )
     if not gpu.compared:
         console.print("no prediction for this GPU was compared with a run on it")
+    if prediction.unknown:
+        names = ", ".join(prediction.unknown)
+        console.print(f"unknown functions of this PyTorch, which fail if they are called: {names}")
     for line in _notices(first):
         console.print(visible(line))
     for run in prediction.runs.values():
@@ -148,10 +151,17 @@ def _notices(run: PredictedRun) -> list[str]:
     """Name each thing that the figures rest on, besides the script."""
     lines = [
         f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
-        f"from the GPU, {counted(count, 'time')}"
+        f"from the GPU, {counted(count, 'time')}{_doubt(operator, nbytes)}"
         for line, operator, nbytes, count in run.reads[:_MAX_READS]
     ]
     if len(run.reads) > _MAX_READS:
         lines.append(f"{len(run.reads) - _MAX_READS} other reads: --json has them")
     lines += [f"{line}: {name} has no result" for name, line, _, _ in run.refused]
     return [*lines, *run.assumed]
+
+
+def _doubt(operator: str, nbytes: int) -> str:
+    """Return a warning of a read that may be of integers, unlike that of a loss or a flag."""
+    if operator == "_local_scalar_dense" and nbytes < 8:
+        return ""
+    return "; if the size of a tensor follows from it, the figures are wrong"

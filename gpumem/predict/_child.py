@@ -282,6 +282,10 @@ class ScriptRun:
         if refused:
             name, place, operator = refused[-1]
             self.finish("stopped", place, f"{operator or 'it'} needs {name}, which has no result")
+        if self.reads:
+            text += (
+                f"; zeros stood in for values that it had read at {next(reversed(self.reads))[0]}"
+            )
         self.finish("failed", line, text)
 
     def finish(self, end: str, line: str = "", reason: str = "") -> NoReturn:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.errors import ConfigError
+from gpumem.predict import pytorch
 from gpumem.predict.gpus import Gpu, gpu
 
 ALLOCATORS = ("default", "expandable", "gpumem")
@@ -26,7 +25,6 @@ ALLOCATORS = ("default", "expandable", "gpumem")
 
 _CHILD = Path(__file__).with_name("_child.py")
 _AMPLE = 16  # times the GPU's memory, to see how much a script lacks
-_OLDEST = (2, 10)
 
 # Variables that change PyTorch's allocator or its view of the GPUs, or load libraries first.
 _REMOVED = {
@@ -100,6 +98,9 @@ class Prediction:
     gpu : Gpu
     torch, cuda : str
         Versions of PyTorch and of the CUDA that it was built for.
+    unknown : list of str
+        Functions of CUDA that this PyTorch imports and the null CUDA does not have. A script that
+        needs one fails.
     runs : dict
         A `PredictedRun` for each allocator.
     """
@@ -107,6 +108,7 @@ class Prediction:
     gpu: Gpu
     torch: str
     cuda: str
+    unknown: list[str]
     runs: dict[str, PredictedRun]
 
     def room(self, allocator: str) -> int:
@@ -155,56 +157,27 @@ def predict_script(
     IntegrationError
         This is not Linux, or PyTorch was built without CUDA or is too old.
     """
-    unknown = [name for name in allocators if name not in ALLOCATORS]
-    if unknown or not allocators:
-        raise ConfigError(f"invalid allocators = {unknown}: expected some of {ALLOCATORS}")
+    invalid = [name for name in allocators if name not in ALLOCATORS]
+    if invalid or not allocators:
+        raise ConfigError(f"invalid allocators = {invalid}: expected some of {ALLOCATORS}")
     if not command or not os.path.isfile(command[0]):
         raise ConfigError(f"invalid script {command[:1]}: expected a file")
     if steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
-    torch, cuda = _require_torch()
+    installed = pytorch.require()
     target = _gpu(gpu, memory)
     with ThreadPoolExecutor(min(len(allocators), os.cpu_count() or 1)) as pool:
         runs = list(
-            pool.map(lambda name: _run(name, command, target, steps, cuda, seconds), allocators)
+            pool.map(
+                lambda name: _run(name, command, target, steps, installed.cuda, seconds), allocators
+            )
         )
-    return Prediction(target, torch, cuda, dict(zip(allocators, runs, strict=True)))
+    unknown = pytorch.unknown_functions(installed.folder, library())
+    made = dict(zip(allocators, runs, strict=True))
+    return Prediction(target, installed.version, installed.cuda, unknown, made)
 
 
 _gpu = gpu  # `predict_script` has a parameter of that name
-
-
-def _require_torch() -> tuple[str, str]:
-    """Return the versions of PyTorch and its CUDA, without importing it."""
-    if sys.platform != "linux":
-        raise IntegrationError(
-            f"predicting needs Linux, and this is {sys.platform}: use a container or, on Windows, "
-            "WSL; neither a GPU nor a driver is needed there"
-        )
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingFrameworkError(
-            "PyTorch is not installed; `pip install torch` installs the build for CUDA, which "
-            "predicting needs",
-            name="torch",
-        )
-    text = Path(spec.submodule_search_locations[0], "version.py").read_text()
-    found = {
-        name: match[1] if (match := re.search(rf"^{name}\b.*= '([^']+)'", text, re.M)) else ""
-        for name in ("__version__", "cuda")
-    }
-    version = found["__version__"]
-    if not found["cuda"]:
-        raise IntegrationError(
-            f"PyTorch {version} was built without CUDA, and predicting needs a build for CUDA, "
-            "which needs no GPU: `pip install --force-reinstall torch --index-url "
-            "https://pypi.org/simple` installs one"
-        )
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
-        raise IntegrationError(
-            f"PyTorch {version} is installed, and predicting needs 2.10 or later"
-        )
-    return version, found["cuda"]
 
 
 def library() -> Path:

@@ -6,7 +6,8 @@ import types
 import pytest
 
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.predict import gpus, predict_script, runs
+from gpumem.predict import gpus, predict_script
+from gpumem.predict import pytorch as installed
 
 
 @pytest.fixture
@@ -18,14 +19,14 @@ def pytorch(tmp_path, monkeypatch):
             f"__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\nhip = None\n"
         )
         spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-        monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: spec)
+        monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: spec)
 
     return pretend
 
 
 def test_pytorch_for_cuda_is_accepted(pytorch):
     pytorch("2.14.1+cu130", "13.0")
-    assert runs._require_torch() == ("2.14.1+cu130", "13.0")
+    assert installed.require()[:2] == ("2.14.1+cu130", "13.0")
 
 
 def test_pytorch_without_cuda_is_refused_with_a_command(pytorch):
@@ -41,7 +42,7 @@ def test_old_pytorch_is_refused(pytorch):
 
 
 def test_missing_pytorch_is_refused_with_a_command(monkeypatch):
-    monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingFrameworkError, match="pip install torch"):
         predict_script([__file__])
 

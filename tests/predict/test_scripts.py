@@ -3,14 +3,14 @@
 import json
 import shutil
 import textwrap
-from pathlib import Path
 
 import pytest
-from helpers.child import program, python
+from helpers.child import python
 
 from gpumem.errors import GpumemError
 from gpumem.predict import predict_script
-from gpumem.predict.runs import _require_torch, library
+from gpumem.predict.pytorch import require, symbols, unknown_functions
+from gpumem.predict.runs import library
 
 MIB = 1 << 20
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _needs_pytorch():
     try:
-        _require_torch()
+        require()
     except GpumemError as error:
         pytest.skip(str(error))
 
@@ -69,7 +69,8 @@ def test_training_is_stopped_after_the_steps_with_each_allocator(predicted):
         assert 16 * MIB + 32 * MIB <= run.live < run.reserved < 110 * MIB
     assert found.runs["default"].live == found.runs["expandable"].live
     assert found.fits("default") is True
-    assert found.room("default") == found.gpu.memory - found.gpu.context - run.reserved
+    reserved = found.runs["default"].reserved
+    assert found.room("default") == found.gpu.memory - found.gpu.context - reserved
 
 
 def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
@@ -272,28 +273,34 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
     assert "train.py:2: nonzero" in stops.stdout
 
 
-# Their own answers are right without a GPU.
-KEPT = {"cudnnGetVersion", "cudnnGetErrorString", "cudnnGetLastErrorString", "cudnnGetProperty",
-        "cudnnGetCudartVersion", "cublasLtGetVersion", "ncclGetVersion", "ncclGetErrorString",
-        "ncclGetLastError"}  # fmt: skip
-COVERED = ("cuda", "__cuda", "cublas", "cudnn", "nccl")
-
-
 def test_null_cuda_has_every_function_that_pytorch_imports():
-    if shutil.which("nm") is None:
-        pytest.skip("no nm here")
-    import importlib.util
+    folder = require().folder
+    assert "cudaMalloc" in symbols(folder / "lib" / "libc10_cuda.so", imported=True)
+    assert unknown_functions(folder, library()) == []
 
-    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
 
-    def symbols(which, path):
-        lines = program("nm", "-D", which, path).stdout.splitlines()
-        return {line.split()[-1].partition("@")[0] for line in lines}
+def test_function_that_the_null_cuda_lacks_is_known_before_it_is_called():
+    folder = require().folder
+    other = folder / "lib" / "libtorch_python.so"
+    unknown = unknown_functions(folder, other)
+    assert "cudaMalloc" in unknown
+    assert "cublasSgemm_v2" in unknown
+    assert "cudnnGetVersion" not in unknown
 
-    defined = symbols("--defined-only", library())
-    wanted = set()
-    for name in ("torch_cuda", "c10_cuda", "torch_python"):
-        wanted |= symbols("--undefined-only", Path(folder, "lib", f"lib{name}.so"))
-    wanted = {name for name in wanted if name.startswith(COVERED)}
-    assert len(wanted) > 100
-    assert wanted - KEPT - defined == set()
+
+def test_work_on_several_streams_is_said(predicted):
+    run = predicted("""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        """)
+    assert run.assumed == ["work on several streams is taken as finished at once"]
+
+
+def test_integers_that_are_read_are_named_in_an_error(predicted):
+    run = predicted("""
+        counts = torch.tensor([3, 5], device="cuda").tolist()
+        torch.ones(8, device="cuda").split(counts)
+        """)
+    assert (run.end, run.line) == ("failed", "train.py:3")
+    assert "zeros stood in for values that it had read at train.py:2" in run.reason
+    assert list(map(tuple, run.reads)) == [("train.py:2", "copy_", 16, 1)]

@@ -212,6 +212,15 @@ RUNTIME(cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange)
 
 /* ---- streams and events: work is finished once it is queued ---- */
 
+/* Blocks that another stream uses are reusable at once, and on a GPU once its work has ended. */
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+    (void)stream, (void)event, (void)flags;
+    null_report(NULL_ASSUMED, "work on several streams is taken as finished at once", 0);
+    return CUDA_SUCCESS;
+}
+
+RUNTIME(cudaStreamWaitEvent, cuStreamWaitEvent)
+
 typedef struct Stream {
     int priority;
     unsigned int flags;
@@ -511,11 +520,18 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
     return 0;
 }
 
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned int *count, void *infos);
+
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned int *count, void *infos) {
+    (void)device, (void)infos;
+    *count = 0; /* for the text of an out-of-memory error */
+    return 0;
+}
+
 /* PyTorch asks for these under its allocator's lock, so they are refused without a report. */
 #define NOT_SUPPORTED(name) \
     EXPORT int name(void);  \
     int name(void) { return 3; }
-NOT_SUPPORTED(nvmlDeviceGetComputeRunningProcesses)
 NOT_SUPPORTED(nvmlDeviceGetGpuFabricInfoV)
 NOT_SUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
 NOT_SUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)

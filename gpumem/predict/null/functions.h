@@ -14,7 +14,7 @@
 #define NULL_HARMLESS(F)                                                                          \
     /* runtime: work is finished once it is queued, and a kernel's code is of no use */           \
     F(cudaDeviceSynchronize) F(cudaDeviceEnablePeerAccess) F(cudaDeviceSetGraphMemAttribute)      \
-    F(cudaStreamSynchronize) F(cudaStreamQuery) F(cudaStreamWaitEvent) F(cudaEventDestroy)        \
+    F(cudaStreamSynchronize) F(cudaStreamQuery) F(cudaEventDestroy)        \
     F(cudaEventQuery) F(cudaEventRecord) F(cudaEventRecordWithFlags) F(cudaEventSynchronize)      \
     F(cudaFuncSetAttribute) F(cudaKernelSetAttributeForDevice) F(cudaLibraryUnload)               \
     F(cudaProfilerStart) F(cudaProfilerStop) F(cudaMemcpyToSymbol) F(cudaMemcpyPeerAsync)         \
@@ -24,7 +24,7 @@
     F(__cudaUnregisterFatBinary) F(__cudaPushCallConfiguration) F(__cudaInitModule)               \
     /* driver */                                                                                  \
     F(cuCtxSynchronize) F(cuCtxRecordEvent) F(cuCtxEnablePeerAccess) F(cuCtxDisablePeerAccess)    \
-    F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize) F(cuStreamWaitEvent)     \
+    F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize)     \
     F(cuStreamWaitValue32) F(cuStreamWaitValue64) F(cuEventRecord) F(cuEventQuery)                \
     F(cuEventSynchronize) F(cuEventDestroy) F(cuGraphDestroy) F(cuGraphExecDestroy)               \
     F(cuGraphLaunch) F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig)           \
