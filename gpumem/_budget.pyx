@@ -22,7 +22,7 @@ from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
-from gpumem.stats import BudgetLevel, OutOfMemoryReport
+from gpumem.stats import BudgetLevel, collection_text, OutOfMemoryReport
 
 
 cdef enum:
@@ -679,7 +679,8 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     raise BudgetExceededError(
         f"budget {name!r} is exceeded: asked for {asked}; {format_size(used)} of its "
         f"limit of {format_size(limit)} in use; limits: {levels}; held by: {held}; {advice}"
-        + (f"\n{report.owners()}" if report.owners() else ""),
+        + "".join(f"\n{line}" for line in (
+            report.owners(), collection_text(report.collected or 0, report.cycles)) if line),
         report.under(path, advice), budget=name, limit=limit,
         missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
 

@@ -425,6 +425,12 @@ class ArenaConfig(_Settings):
         memory, and of blocks for a transport, waits for everything queued on the device: only an
         allocation of such memory releases such memory, when every stream that an arena has blocks
         of has ended its work; with 0 only `Arena.shrink` does.
+    oom_collect_ms : int
+        Milliseconds, up to an hour, that a refused allocation waits for Python's interpreter lock,
+        for one full garbage collection before `OutOfMemoryError`. A thread that holds the lock,
+        such as that of every `Arena.allocate`, does not wait. The error names the freed bytes and
+        the reference cycles that held them. A collection that freed nothing is not repeated for
+        nine times as long as it took. 0: no collection.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
@@ -465,6 +471,7 @@ class ArenaConfig(_Settings):
     page_move_threshold: float = _setting(0.0075, _share(1000))
     page_move_budget: float = _setting(0.01, _share(1))
     oom_wait_ms: int = _setting(1000, _integer(0, 3_600_000))
+    oom_collect_ms: int = _setting(1000, _integer(0, 3_600_000))
     numa_node: int | None = _setting(
         None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
     )
@@ -530,7 +537,8 @@ class ArenaConfig(_Settings):
         if not self.enable:
             why = "enable = False sends every call to the driver"
             given |= {"backing"} if self.backing == "virtual" else set()
-            given -= {"oom_wait_ms"}  # for blocks that unfinished work may still use
+            # Unfinished work may still use freed blocks, and cycles may hold others.
+            given -= {"oom_wait_ms", "oom_collect_ms"}
             return dict.fromkeys((name for name in _POLICY_FIELDS if name in given), why)
         found: dict[str, str] = {}
         if self.split_rule == "tight":
@@ -594,6 +602,7 @@ _POLICY_FIELDS = (
     "page_move_threshold",
     "page_move_budget",
     "oom_wait_ms",
+    "oom_collect_ms",
     "sleep_keep_bytes",
 )
 _POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")

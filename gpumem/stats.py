@@ -421,6 +421,11 @@ class OutOfMemoryReport:
     processes : tuple of (int, int)
         Process ids and bytes on the device as NVML reports them, if the package ``nvidia-ml-py`` is
         installed; else empty.
+    collected : int or None
+        Bytes that a garbage collection freed before the refusal; None: there was no collection.
+    cycles : tuple of (str, int)
+        Reference cycles that the collection ended, such as ``"Trainer.loss -> Loss.trainer ->
+        Trainer"``, with the bytes of buffers and tensors that only they held; the largest first.
     refused_streams : tuple of (int, str)
         Streams that freed memory waits for and on which the driver records no event, each with the
         name of its error: `CUDA_ERROR_INVALID_HANDLE` if the stream was destroyed, or the handle
@@ -456,6 +461,8 @@ class OutOfMemoryReport:
     graph_pools: int = 0
     held_by_others: int | None = None
     processes: tuple[tuple[int, int], ...] = ()
+    collected: int | None = None
+    cycles: tuple[tuple[str, int], ...] = ()
     refused_streams: tuple[tuple[int, str], ...] = ()
     remedies: Remedies = ()
     lacks: str = ""
@@ -471,7 +478,8 @@ class OutOfMemoryReport:
 
     def text(self) -> str:
         """Return a message of a few lines; the fields have the exact numbers."""
-        lines = (self._asked(), self.owners(), self._states(), self._device())
+        collected = collection_text(self.collected or 0, self.cycles)
+        lines = (self._asked(), self.owners(), self._states(), self._device(), collected)
         return "\n".join(line for line in lines if line)
 
     def _asked(self) -> str:
@@ -531,6 +539,16 @@ class OutOfMemoryReport:
         others = tuple(found for found in self.limits if found.what != "limit")
         remedies = (advice, *(found for found in self.remedies if found != advice))
         return replace(self, limits=levels + others, remedies=remedies[:2])
+
+
+def collection_text(freed: int, cycles: tuple[tuple[str, int], ...]) -> str:
+    """Return a line about a garbage collection before a refusal; empty if it freed nothing."""
+    if not freed:
+        return ""
+    named = [f"{cycle} ({format_size(nbytes)})" for cycle, nbytes in cycles[:MAX_NAMED]]
+    named += [f"{len(cycles) - MAX_NAMED} more"] if len(cycles) > MAX_NAMED else []
+    held = f", which reference cycles held: {', '.join(named)}" if named else ""
+    return f"a garbage collection before this error freed {format_size(freed)}{held}"
 
 
 def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryReport:

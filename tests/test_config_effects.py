@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import warnings
 from collections.abc import Callable
@@ -85,6 +86,21 @@ def polls_when_full(arena: Any) -> int:
     return polls
 
 
+def fits_after_garbage(arena: Any) -> bool:
+    """Return whether a block fits once the memory that a reference cycle holds is freed."""
+    garbage: list[object] = [arena.allocate(6 * MIB)]
+    garbage.append(garbage)
+    arena.set_limit(arena.stats().reserved)
+    del garbage
+    try:
+        arena.allocate(6 * MIB).close()
+    except gpumem.OutOfMemoryError:
+        return False
+    finally:
+        gc.collect()
+    return True
+
+
 def moves(arena: Any) -> tuple[int, int, int]:
     """Return what happens when small free places together would hold a block."""
     blocks = [arena.allocate(2 * MIB) for _ in range(40)]
@@ -165,6 +181,7 @@ ARENA = {
     "page_move_threshold": Key(1000, 0, moves),
     "page_move_budget": Key(0, 1, moves),
     "oom_wait_ms": Key(20, 0, polls_when_full),
+    "oom_collect_ms": Key(20, 0, fits_after_garbage),
     "sleep_keep_bytes": Key(0, 64 * MIB, pinned_anew),
     "numa_node": Key(None, 0, growth),
     "enable": Key(True, False, kept_when_free),
@@ -206,7 +223,8 @@ OF_PAGES = {"page_move_threshold", "page_move_budget", "sleep_keep_bytes"}
 OF_ORT = {"max_dead_bytes_per_chunk"}
 OF_POOLS = {"cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink"}
 NO_POOL = {"use_cuda_mempool"}
-OF_POLICY = OF_REGIONS | OF_PAGES | OF_ORT | {"split_rule", "stream_reuse", "oom_wait_ms"}
+OF_WAITS = {"oom_wait_ms", "oom_collect_ms"}
+OF_POLICY = OF_REGIONS | OF_PAGES | OF_ORT | OF_WAITS | {"split_rule", "stream_reuse"}
 REGIONS = {"backing": "regions"}
 WHERE = {
     "pages": Where("host", {"backing": "virtual"}, OF_REGIONS | OF_ORT, OF_POOLS | {"numa_node"}),
@@ -230,7 +248,7 @@ WHERE = {
         "host", REGIONS, OF_PAGES, OF_POOLS | NO_POOL | {"backing", "numa_node"}, source=True
     ),
     "disabled": Where(
-        "host", {"enable": False}, (OF_POLICY | {"backing"}) - {"oom_wait_ms"}, OF_POOLS | NO_POOL
+        "host", {"enable": False}, (OF_POLICY | {"backing"}) - OF_WAITS, OF_POOLS | NO_POOL
     ),
     "pool": Where(
         "host",

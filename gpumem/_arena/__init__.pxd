@@ -4,6 +4,6 @@ from gpumem._arena.arena cimport Arena, arena_bad_free, arena_take_on, arena_tak
 from gpumem._arena.graph_pool cimport GraphPool, is_in_graph_pool
 from gpumem._arena.open cimport require_pages
 from gpumem._arena.status cimport (
-    allocate_under_pressure, Callbacks, make_room, raise_over_budget, raise_status,
+    allocate_under_pressure, collect_garbage, make_room, Pressure, raise_status,
 )
 from gpumem._arena.tags cimport arena_of_tag

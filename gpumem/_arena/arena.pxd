@@ -28,6 +28,7 @@ cdef class Arena(MemoryResource):
     cdef uint32_t last_slot
     cdef list stale                     # released stream objects, until no call is under way
     cdef list pressure_tensors          # weak, virtual tensors with a callback; shared by tags
+    cdef uint64_t collects_from         # `clock_ns` from which a refusal collects garbage
     cdef object captures                # Captures; None until a graph is captured
     cdef dict tags                      # name -> Tag; None until one is opened
     cdef object sleep_file              # the SleepFile that holds the bytes; None: none

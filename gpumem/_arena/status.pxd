@@ -1,4 +1,4 @@
-"""Figures of an arena, and a refused request: callbacks that may make room, then its exception.
+"""Figures of an arena, and a refused request: what may make room for it, then its exception.
 
 Figures are plain values, copied under the arena's locks; `reports.py` makes objects of them. The
 other functions are called with the interpreter lock, after every other lock was released.
@@ -12,19 +12,20 @@ from gpumem._native.arena.api cimport AllocatorHook, ArenaCore, Block
 from gpumem._native.backing cimport Mapped
 from gpumem._native.driver cimport CUstream
 
-# Progress of one request in calling the callbacks of virtual tensors and of budgets; all zeros at
-# its start.
-cdef struct Callbacks:
-    uint32_t next           # index of the next virtual tensor
-    uint32_t calls          # of virtual tensors
-    PressureState budget
+# Progress of one refused request: callbacks of virtual tensors, then those of budgets, and at last
+# a garbage collection.
+cdef class Pressure:
+    cdef uint32_t next              # index of the next virtual tensor
+    cdef uint32_t calls             # of virtual tensors
+    cdef PressureState budget
+    cdef list errors                # of budgets' callbacks
+    cdef bint has_collected
+    cdef tuple collected            # as `collect_garbage` returns it; None: nothing was collected
 
 # The one place that turns a status into an exception. `asked` and `extra`: bytes of the request,
-# and bytes for their alignment in addition.
+# and bytes for their alignment in addition. `pressure`: of the request, or None.
 cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                      int status) except -1
-cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                           list errors) except -1
+                      int status, Pressure pressure=*) except -1
 # Raises for a close of an arena that has live blocks, graphs or virtual tensors.
 cdef int raise_in_use(Arena arena) except -1
 # Raises for a use of sleeping memory.
@@ -46,9 +47,14 @@ cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream 
                                  uint32_t flags, uint64_t* address) noexcept nogil
 # A request was refused with this status. Calls a callback of a virtual tensor other than `but`, and
 # passes its exception to sys.unraisablehook; then, if a budget refused, a callback of a budget, and
-# appends its exceptions to `errors`. True: there may be room, so try again. Caller holds no lock.
-cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but, Callbacks* callbacks,
-                    list errors) except -1
+# keeps its exceptions; at last it collects garbage. True: there may be room, so try again. Caller
+# holds no lock.
+cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but,
+                    Pressure pressure) except -1
+# One full garbage collection. Returns the bytes that it freed in the arena and its tags, and the
+# cycles that held buffers and tensors, as `OutOfMemoryReport.cycles`; or None: the last collection
+# freed nothing, and too little time has passed since. Caller holds no lock: finalizers run.
+cdef tuple collect_garbage(Arena arena)
 
 # The fields of its own `Stats`, without those of its tags.
 cdef dict counters_of(Arena arena)

@@ -1,10 +1,11 @@
-"""Figures of an arena; a refused request: callbacks that may make room, then its exception."""
+"""Figures of an arena; a refused request: what may make room for it, then its exception."""
 
+import gc
 from threading import get_ident
 
+from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
-from libc.string cimport memset
 
 from gpumem._arena.arena cimport Arena, Region
 from gpumem._arena.graph_pool cimport end_finished_captures
@@ -22,6 +23,7 @@ from gpumem._native.arena.api cimport (
     arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy, ArenaCore,
     ArenaCounts, Block, block_note, BlockNote, caches_flush, family_counts, FamilyCounts, heap_copy,
     HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core, hooks_bytes, MAX_STREAMS,
+    memory_is_out,
     PageCopy, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Mapped
@@ -34,20 +36,44 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport FILE_FAILED, GRANULE
 from gpumem._resource cimport device_figures
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.interpreter cimport HAS_INTERPRETER_LOCK
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
 
 from gpumem._arena import reports
+from gpumem._support.cycles import named_cycles
 from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem._support.out_of_memory import kept_mappings
+from gpumem._support.releases import release_retired
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 
 
+cdef extern from "Python.h":
+    const Py_ssize_t REACHED "PY_SSIZE_T_MAX"
+    Py_ssize_t Py_REFCNT(PyObject* object)
+    PyObject* PyList_GET_ITEM(list objects, Py_ssize_t index)   # borrowed
+    ctypedef int (*visitproc)(PyObject* object, void* argument) noexcept
+
+cdef extern from *:
+    """
+    static inline void gm_visit_references(PyObject *object, visitproc visit, void *argument) {
+        Py_TYPE(object)->tp_traverse(object, visit, argument);
+    }
+    """
+    void visit_references "gm_visit_references"(PyObject* object, visitproc visit, void* argument)
+
 cdef enum:
     MAX_CALLS = 16          # of callbacks, for one request
+    COLLECTION_PAUSE = 9    # times the duration of a collection that freed nothing
 
 # (thread, tensor) of callbacks that are running: their own allocations do not call them again.
 cdef set running_callbacks = set()
+
+
+cdef class Pressure:
+    def __cinit__(self):
+        self.errors = []
 
 
 # ---- Callbacks that may make room ----------------------------------------------------------------
@@ -57,39 +83,37 @@ cdef int take_under_pressure(Arena arena, uint64_t asked, uint64_t extra, uint32
                              Region region, int status, Block* block) except -1:
     # First the pools of finished captures end, then callbacks are called. These may also close the
     # arena or reset the stream, so the slot is retained to keep its stream.
-    cdef Callbacks callbacks
-    cdef list errors = []
-    memset(&callbacks, 0, sizeof(Callbacks))
+    cdef Pressure pressure = Pressure()
     slot_retain(arena.core, slot)
     try:
         if end_finished_captures(arena):
             status = arena.take_slow(asked + extra, slot, region, block)
-        while make_room(arena, status, asked, None, &callbacks, errors):
+        while make_room(arena, status, asked, None, pressure):
             status = arena.take_slow(asked + extra, slot, region, block)
     finally:
         slot_drop(arena.core, slot)
     if status == ARENA_OVER_BUDGET:
-        raise_over_budget(arena, asked, extra, slot, errors)
-    report_errors(errors)
+        raise_over_budget(arena, asked, extra, slot, pressure)
+    report_errors(pressure.errors)
     if status != ARENA_OK and status != ARENA_CAPTURING:
-        raise_status(arena, asked, extra, slot, status)
+        raise_status(arena, asked, extra, slot, status, pressure)
     return status
 
 
 cdef int under_pressure(Arena arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1:
-    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
-    cdef list errors = []
+    cdef Pressure pressure = Pressure()
     cdef int status = ARENA_OVER_BUDGET
     # One state for all tries, which bounds the number of callbacks.
     while status == ARENA_OVER_BUDGET and call_pressure_callback(
-            arena_account(arena.core), arena_over_budget(arena.core), &pressure, errors):
+            arena_account(arena.core), arena_over_budget(arena.core), &pressure.budget,
+            pressure.errors):
         with nogil:
             status = call(arena.core, nbytes)
     if status == ARENA_OVER_BUDGET:
-        raise_over_budget(arena, nbytes, 0, 1, errors)
-    report_errors(errors)
+        raise_over_budget(arena, nbytes, 0, 1, pressure)
+    report_errors(pressure.errors)
     return status
 
 
@@ -104,33 +128,52 @@ cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream 
     return status
 
 
-cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but, Callbacks* callbacks,
-                    list errors) except -1:
+cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but,
+                    Pressure pressure) except -1:
     cdef uint64_t used
     if status not in (ARENA_OVER_LIMIT, ARENA_OVER_BUDGET, ARENA_DRIVER_REFUSED):
         return False
-    while callbacks.next < len(arena.pressure_tensors) and callbacks.calls < MAX_CALLS:
-        tensor = arena.pressure_tensors[callbacks.next]()
-        used = rows_in_use(arena.core)
+    while pressure.next < len(arena.pressure_tensors) and pressure.calls < MAX_CALLS:
+        tensor = arena.pressure_tensors[pressure.next]()
+        used = bytes_in_use(arena.core, True)
         if tensor is not None and tensor is not but:
-            callbacks.calls += 1
+            pressure.calls += 1
             call_on_pressure(tensor, nbytes)
         # Its callback is called again as long as it releases rows.
-        if rows_in_use(arena.core) < used:
+        if bytes_in_use(arena.core, True) < used:
             return True
-        callbacks.next += 1
+        pressure.next += 1
+    return (ask_budget(arena, status, pressure)
+            or collect_once(arena, status, nbytes, pressure))
+
+
+cdef bint ask_budget(Arena arena, int status, Pressure pressure) except -1:
     return status == ARENA_OVER_BUDGET and call_pressure_callback(
-        arena_account(arena.core), arena_over_budget(arena.core), &callbacks.budget, errors)
+        arena_account(arena.core), arena_over_budget(arena.core), &pressure.budget,
+        pressure.errors)
 
 
-cdef uint64_t rows_in_use(ArenaCore* arena) noexcept nogil:
-    """Add up the bytes of pages that virtual tensors use, in the arena and its tags."""
+cdef bint collect_once(Arena arena, int status, uint64_t nbytes, Pressure pressure) except -1:
+    if (pressure.has_collected or arena.config.oom_collect_ms == 0
+            or not memory_is_out(arena.core, nbytes, status)):
+        return False
+    pressure.has_collected = True
+    pressure.collected = collect_garbage(arena)
+    if pressure.collected is None:
+        return False
+    # Blocks of other arenas may have been charged to the budget, and are idle memory now.
+    pressure.budget.idle_released = False
+    return pressure.collected[0] != 0 or ask_budget(arena, status, pressure)
+
+
+cdef uint64_t bytes_in_use(ArenaCore* arena, bint of_rows) noexcept nogil:
+    """Add up the bytes in use in an arena and its tags; or those of virtual tensors' rows alone."""
     cdef uint64_t total = 0
     cdef ArenaCounts counts
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
         arena_counts_now(each, &counts)
-        total += counts.rows_in_use
+        total += counts.rows_in_use if of_rows else counts.in_use
         each = tag_next(arena, each)
     return total
 
@@ -150,11 +193,102 @@ cdef int call_on_pressure(object tensor, uint64_t nbytes) except -1:
     return 0
 
 
+# ---- Garbage -------------------------------------------------------------------------------------
+
+
+cdef tuple collect_garbage(Arena arena):
+    cdef uint64_t began = clock_ns()
+    cdef uint64_t before = bytes_in_use(arena.core, False)
+    cdef uint64_t freed
+    if began < arena.collects_from:
+        return None
+    # Cycles are named while they are whole. A collection never reports its objects.
+    cycles = named_cycles(unreachable_objects())
+    gc.collect()
+    release_retired(False)      # arenas that were dropped
+    freed = before - min(before, bytes_in_use(arena.core, False))
+    arena.collects_from = 0 if freed else clock_ns() + COLLECTION_PAUSE * (clock_ns() - began)
+    return freed, cycles if freed else ()
+
+
+cdef struct Node:           # of the graph of objects
+    PyObject* object        # borrowed; NULL: the place is empty
+    Py_ssize_t count        # references from outside of the graph; REACHED
+
+cdef struct Graph:          # a hash table by address
+    Node* nodes
+    size_t mask
+    PyObject** pending      # reached, and their references not yet followed
+    size_t pending_count
+
+
+cdef list unreachable_objects():
+    # The collector's own method: an object with a reference that no other object explains is
+    # reachable, and so are all that it refers to. Nothing here runs Python code, so that no
+    # other thread changes the graph; without an interpreter lock others could.
+    cdef Graph graph
+    cdef Node* node
+    cdef size_t i
+    cdef list objects = gc.get_objects() if HAS_INTERPRETER_LOCK else []
+    graph.mask = 1
+    while graph.mask < 2 * <size_t>len(objects):
+        graph.mask *= 2
+    graph.nodes = <Node*>calloc(graph.mask, sizeof(Node))
+    graph.pending = <PyObject**>calloc(graph.mask, sizeof(PyObject*))
+    graph.pending_count = 0
+    graph.mask -= 1
+    try:
+        if graph.nodes == NULL or graph.pending == NULL:
+            return []
+        for i in range(<size_t>len(objects)):
+            node = node_of(&graph, PyList_GET_ITEM(objects, i))
+            node.object = PyList_GET_ITEM(objects, i)
+            node.count = Py_REFCNT(node.object) - 1     # without that of `objects`
+        for i in range(<size_t>len(objects)):
+            visit_references(PyList_GET_ITEM(objects, i), subtract_reference, &graph)
+        for i in range(<size_t>len(objects)):
+            if node_of(&graph, PyList_GET_ITEM(objects, i)).count > 0:
+                reach(PyList_GET_ITEM(objects, i), &graph)
+        while graph.pending_count:
+            graph.pending_count -= 1
+            visit_references(graph.pending[graph.pending_count], reach, &graph)
+        return [objects[i] for i in range(len(objects))
+                if node_of(&graph, PyList_GET_ITEM(objects, i)).count != REACHED]
+    finally:
+        free(graph.nodes)
+        free(graph.pending)
+
+
+cdef inline Node* node_of(Graph* graph, PyObject* object) noexcept:
+    cdef size_t place = (<size_t>object >> 4) * <size_t>0x9E3779B97F4A7C15
+    place ^= place >> 32
+    while True:
+        place &= graph.mask
+        if graph.nodes[place].object == object or graph.nodes[place].object == NULL:
+            return &graph.nodes[place]
+        place += 1
+
+
+cdef int subtract_reference(PyObject* object, void* graph) noexcept:
+    node_of(<Graph*>graph, object).count -= 1       # that of an empty place is not read
+    return 0
+
+
+cdef int reach(PyObject* object, void* to) noexcept:
+    cdef Graph* graph = <Graph*>to
+    cdef Node* node = node_of(graph, object)
+    if node.object != NULL and node.count != REACHED:
+        node.count = REACHED
+        graph.pending[graph.pending_count] = object
+        graph.pending_count += 1
+    return 0
+
+
 # ---- The exception -------------------------------------------------------------------------------
 
 
 cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                      int status) except -1:
+                      int status, Pressure pressure=None) except -1:
     # First the states of the arena, in which no figures may be read.
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
@@ -168,7 +302,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     if status == ARENA_HALF_ASLEEP:
         raise_half_asleep(arena)
     if status == ARENA_OVER_BUDGET:
-        raise_over_budget(arena, asked, extra, slot, [])
+        raise_over_budget(arena, asked, extra, slot, pressure)
     if status == ARENA_NO_STREAM_SLOT:
         raise MemoryError(
             f"arena {arena.name!r} has blocks or work of {MAX_STREAMS - 1:,} streams, the most "
@@ -179,7 +313,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     if status == ARENA_DRIVER_REFUSED and arena_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
         raise_refusal(arena)
-    raise_out_of_memory(arena, asked, extra, slot, status, failure)
+    raise_out_of_memory(arena, asked, extra, slot, status, failure, pressure)
 
 
 cdef int raise_asleep(Arena arena) except -1:
@@ -232,7 +366,7 @@ cdef int raise_source_error(Arena arena, object failure) except -1:
 
 
 cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                             int status, object cause) except -1:
+                             int status, object cause, Pressure pressure) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
     # The block has a guard before and one after the user's bytes.
     if arena.heap is not None:
@@ -250,24 +384,28 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     elif status == ARENA_OVER_LIMIT:
         reason = "limit"
     with kept_mappings:
-        error = OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason))
+        error = OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason, pressure))
     raise error from cause
 
 
 cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                           list errors) except -1:
-    report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget")
-    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core), errors,
-                   {"report": report})
+                           Pressure pressure) except -1:
+    report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget", pressure)
+    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core),
+                   [] if pressure is None else pressure.errors, {"report": report})
 
 
-cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):
+cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason,
+                      Pressure pressure):
     cdef ArenaCore* core = arena.core
+    cdef dict figures = refusal_figures(arena, slot)
+    if pressure is not None and pressure.collected is not None:
+        figures["memory"]["collected"], figures["memory"]["cycles"] = pressure.collected
     # Would pages, which can move, have helped? Then the report suggests them.
     could_move = (not arena_is_paged(core) and arena_backing(core).source == NULL
                   and not pages_problem(arena.memory))
     return reports.out_of_memory(
-        str(arena.memory), asked, rounded, arena.name, refusal_figures(arena, slot),
+        str(arena.memory), asked, rounded, arena.name, figures,
         device_figures(arena, arena_context(core), core), reason, could_move,
         GRANULE if arena_is_paged(core) else 0)
 

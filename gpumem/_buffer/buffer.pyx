@@ -29,6 +29,7 @@ from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses,
 from gpumem._support.memory cimport require_memory
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
+from gpumem._support.cycles import BLOCKS
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, devices, MemoryKind
 from gpumem.errors import ClosedError, ConfigError
@@ -929,3 +930,7 @@ cdef tuple this_call(object exporter):
     cdef PyObject* frame = <PyObject*>PyEval_GetFrame()
     instruction = -1 if frame == NULL else (<object>frame).f_lasti
     return get_ident(), id(exporter), <uintptr_t>frame, instruction
+
+
+BLOCKS[Buffer] = lambda buffer: (
+    0 if (<Buffer>buffer).is_closed else (<Buffer>buffer).address, (<Buffer>buffer).block_bytes)

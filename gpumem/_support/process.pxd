@@ -8,7 +8,7 @@ Once the interpreter has begun to end, no work is done. A fork's child inherits 
 piece of work checks whether it belongs to the child.
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._support.retired cimport Retired
 
@@ -50,6 +50,21 @@ cdef struct Deferred:
 # The one call into the interpreter: it calls the function with the interpreter lock, on the main
 # thread, between two instructions of Python. Never once the interpreter has begun to end.
 cdef void call_soon(void (*function)() noexcept) noexcept nogil
+# A call that this thread waits for, but not for ever: the interpreter lock may be held by a thread
+# that waits for this one. The first member of a struct from `calloc`, which the later of the two
+# threads frees.
+cdef struct BoundedCall:
+    void (*run)(BoundedCall* call) noexcept        # with the interpreter lock
+    uint32_t unclaimed      # neither thread has decided yet whether it runs
+    uint32_t has_run
+    int32_t owners
+
+# Runs it on this thread if that holds the interpreter lock. Otherwise a thread of its own runs it,
+# unless the lock cannot be had for `ns` nanoseconds; it may run for CALL_RUNS times as long. So
+# Python code never runs under a lock of this thread, of PyTorch's or another library's. False: it
+# did not run, or has not ended. In both cases the caller calls `call_drop`.
+cdef bint call_within(BoundedCall* call, uint64_t ns) noexcept nogil
+cdef void call_drop(BoundedCall* call) noexcept nogil
 # Owns the work from here on. It may be called on any thread, with the interpreter lock or without.
 cdef void defer(Deferred* work) noexcept nogil
 # Does the queued work. Caller holds the interpreter lock.

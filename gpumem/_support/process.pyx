@@ -4,6 +4,10 @@ import atexit
 # The functions of C: Python's `signal` module would first run the handler of a pending signal.
 from _signal import getsignal, SIGINT
 
+from libc.stdlib cimport free
+
+from gpumem._support.atomics cimport count_add, flag_take, publish32, published32
+from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.interpreter cimport PyGILState_Check
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
@@ -11,8 +15,12 @@ from gpumem._support.releases import on_release
 
 
 cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
                        void (*child)() noexcept nogil)
+    int pthread_create(pthread_t* thread, void* attributes, void* (*run)(void*) noexcept nogil,
+                       void* argument)
+    int pthread_detach(pthread_t thread)
 
 
 cdef extern from *:
@@ -94,6 +102,52 @@ cdef int call_now(void* function) noexcept:
     if not process_is_exiting():
         (<Function>function)()
     return 0
+
+
+cdef enum:
+    CALL_RUNS = 10
+    CALL_POLL = 100_000         # ns
+
+
+cdef bint call_within(BoundedCall* call, uint64_t ns) noexcept nogil:
+    cdef pthread_t thread
+    call.owners = 2
+    call.unclaimed = 1
+    if PyGILState_Check():
+        run_call(call)
+    elif pthread_create(&thread, NULL, run_call, call) == 0:
+        pthread_detach(thread)
+        # Polled, because this is the way to a refusal: nothing else is worth a lock.
+        wait_for_call(call, ns)
+        if not flag_take(&call.unclaimed):
+            wait_for_call(call, CALL_RUNS * ns)
+    else:
+        call_drop(call)         # the share of the thread that there is not
+    return published32(&call.has_run)
+
+
+cdef void wait_for_call(const BoundedCall* call, uint64_t ns) noexcept nogil:
+    cdef uint64_t until = clock_ns() + ns
+    while not published32(&call.has_run) and clock_ns() < until:
+        sleep_ns(CALL_POLL)
+
+
+cdef void* run_call(void* given) noexcept nogil:
+    cdef BoundedCall* call = <BoundedCall*>given
+    run_unless_given_up(call)
+    call_drop(call)
+    return NULL
+
+
+cdef void run_unless_given_up(BoundedCall* call) noexcept with gil:
+    if not process_is_exiting() and flag_take(&call.unclaimed):
+        call.run(call)
+        publish32(&call.has_run, 1)
+
+
+cdef void call_drop(BoundedCall* call) noexcept nogil:
+    if count_add(&call.owners, -1) == 0:
+        free(call)
 
 
 # ---- work ----------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from gpumem._tensor.layout cimport (
 
 from gpumem._defaults import get_default_resource, last_served, using
 from gpumem._support.arguments import require
+from gpumem._support.cycles import BLOCKS
 from gpumem.device import can_access, MemoryInfo
 
 
@@ -968,3 +969,6 @@ cdef PyObject* refuse_to_compute(PyObject* left, PyObject* right) except NULL:
 
 forbid_instantiation(Tensor, refuse_new)
 refuse_arithmetic(Tensor, refuse_to_compute)
+# It keeps the block of a closed buffer, too.
+BLOCKS[Tensor] = lambda tensor: (
+    (<Tensor>tensor).buffer.address, (<Tensor>tensor).buffer.block_bytes)

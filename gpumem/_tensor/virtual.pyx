@@ -5,10 +5,9 @@ from weakref import ref
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
 
 from gpumem._arena cimport (
-    Arena, arena_of_tag, Callbacks, make_room, raise_over_budget, raise_status, require_pages,
+    Arena, arena_of_tag, make_room, Pressure, raise_status, require_pages,
 )
 from gpumem._budget cimport report_errors
 from gpumem._buffer cimport (
@@ -432,14 +431,12 @@ cdef class VirtualTensor:
             uses_free(room)
 
     cdef int commit_rows(self, uint64_t first, uint64_t last) except -1:
-        cdef Callbacks callbacks
+        cdef Pressure pressure = None
         cdef uint32_t begin, end, ahead
-        cdef list errors = []
         cdef int status
         cdef Lack lack
         cdef uint64_t nbytes
         cdef uint64_t until = 0
-        memset(&callbacks, 0, sizeof(Callbacks))
         begin = self.page_at(first)
         end = self.page_after(last) if last > first else begin
         ahead = self.page_after(min(last + self.ahead, self.max_rows)) if last > first else begin
@@ -463,12 +460,12 @@ cdef class VirtualTensor:
             until = 0       # after a callback the wait begins again
             nbytes = rows_missing(self.home.edges, first, last) * self.row_nbytes
             # Callbacks run without the lock: they may release rows of any tensor.
-            if make_room(self.arena, status, nbytes, self, &callbacks, errors):
+            pressure = Pressure() if pressure is None else pressure
+            if make_room(self.arena, status, nbytes, self, pressure):
                 continue
-            if status == ARENA_OVER_BUDGET:
-                raise_over_budget(self.arena, nbytes, 0, self.slot, errors)
-            raise_status(self.arena, nbytes, 0, self.slot, status)
-        report_errors(errors)
+            raise_status(self.arena, nbytes, 0, self.slot, status, pressure)
+        if pressure is not None:
+            report_errors(pressure.errors)
 
     cdef int release_rows(self, uint64_t first, uint64_t last, Uses** room) except -1:
         # The first and the last of their pages may have other rows, too. It owns `room`, if any.

@@ -14,6 +14,7 @@ from gpumem._events.events import AllocationEvent, Block, Events, Frame, Recorde
 from gpumem._events.labels import phase, tag
 from gpumem._snapshots.resources import Region, ResourceSnapshot
 from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
+from gpumem._support.cycles import held_by
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record
@@ -37,6 +38,7 @@ __all__ = [
     "ResourceSnapshot",
     "Snapshot",
     "SnapshotDiff",
+    "held_by",
     "peak",
     "phase",
     "prometheus_text",

@@ -11,6 +11,7 @@ HEADER = (Path(integrations.__file__).parent / "torch" / "hooks.h").read_text()
 FUNCTIONS = re.findall(r"\(\*(\w+)\)\(", HEADER.partition("typedef struct TorchCalls {")[2])
 ARENAS = torch_hooks.PINNED + 1  # pointers to their hooks lie in front of the functions
 POINTER, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+FREED, NO_INTERPRETER = 1, 2  # outcomes of a garbage collection
 ALL = 0  # the part of a device's statistics that counts all its memory
 
 
@@ -60,8 +61,13 @@ class Caller:
         hook, address = pool or self.hook(device), POINTER()
         where = POINTER(hook), SIZE(nbytes), POINTER(stream), ctypes.byref(address)
         status = self._call("allocate", INT, *where)
+        outcome, said = self._collect(device, nbytes, status) if status else (0, "")
+        if outcome == FREED:
+            status = self._call("allocate", INT, *where)
+        if outcome == NO_INTERPRETER:
+            raise Refused(said)
         if status != 0:
-            raise Refused(self._report(device, nbytes, stream, status))
+            raise Refused(f"{self._report(device, nbytes, stream, status)}\n{said}".rstrip())
         return address.value
 
     def free(self, address):
@@ -134,6 +140,14 @@ class Caller:
         said = ctypes.string_at(text).decode() if text else f"status {status}"
         ctypes.CDLL(None).free(POINTER(text))
         return said
+
+    def _collect(self, device, nbytes, status):
+        text = POINTER()
+        where = INT(device), SIZE(nbytes), INT(status), ctypes.byref(text)
+        outcome = self._call("collect", INT, *where)
+        said = ctypes.string_at(text.value).decode() if text else ""
+        ctypes.CDLL(None).free(text)
+        return outcome, said
 
     def address_of(self, name):
         """Return the address of a function."""

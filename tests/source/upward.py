@@ -40,6 +40,7 @@ UPWARD = {
     ("_support", "on_release"): "one order in which retired objects of all folders are released",
     ("_support", "call_soon"): "work that needs the interpreter, left by threads without it",
     ("_support", "Deferred"): "the same, for work that has an object of its own",
+    ("_support", "BoundedCall"): "a call with the interpreter, waited for at most some time",
     ("_support", "lease_create"): "the end of a lease frees the block to its owner",
     ("_support", "close_after_body"): "calls the close of a with block's object",
     ("_support", "event_sources_visit"): "visits each event source under the lock of their lists",

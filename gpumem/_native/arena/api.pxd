@@ -75,6 +75,8 @@ cdef void (*arena_move_lease)(ArenaCore* arena, Lease* lease, uint32_t stream_sl
 cdef void (*arena_debug)(ArenaCore* arena, DebugHeap* heap) noexcept nogil
 cdef const char* (*invariant_text)(int number) noexcept nogil
 cdef bint (*caches_flush)(ArenaCore* arena) noexcept nogil
+# Whether memory is out, so that freed memory may help a request with this status.
+cdef bint (*memory_is_out)(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 cdef CUresult (*arena_add_peer)(ArenaCore* arena, int device) noexcept nogil
 cdef bint (*arena_page_around)(ArenaCore* arena, uint64_t address, MappedPage* found) noexcept nogil
 cdef CUresult (*list_for_transport)(ArenaCore* arena, uint64_t address) noexcept nogil

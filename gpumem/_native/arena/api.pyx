@@ -43,6 +43,7 @@ arena_move_lease = life.arena_move_lease
 arena_debug = life.arena_debug
 invariant_text = bookkeeping.invariant_text
 caches_flush = thread_cache.caches_flush
+memory_is_out = growth.memory_is_out
 arena_add_peer = growth.arena_add_peer
 arena_page_around = growth.arena_page_around
 list_for_transport = growth.list_for_transport

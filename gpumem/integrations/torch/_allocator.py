@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumem._arena.arena import Arena
+from gpumem._support.cycles import BLOCKS
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.resources import Resources
@@ -93,6 +94,7 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
     if not library.gpumem_torch_install(table, fraction):
         raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
     _rebuild.send_to_any_process()
+    BLOCKS[torch.Tensor] = block_of_tensor
     if pinned:
         library.gpumem_torch_install_pinned(table)
 
@@ -128,6 +130,17 @@ def pinned_arena(torch: ModuleType) -> Arena:
     """Make an arena of pinned memory for PyTorch, with regions of the sizes of its blocks."""
     memory = f"cuda:{torch.cuda.current_device()}/pinned"
     return Arena(memory, {"extend_strategy": "same_as_requested"}, name="PyTorch's pinned memory")
+
+
+def block_of_tensor(tensor: Any) -> tuple[int, int]:
+    """Return address and bytes of a tensor's memory on a GPU; address 0: it has none there."""
+    try:
+        if tensor.is_cuda:
+            storage = tensor.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
+    except RuntimeError:
+        pass  # a subclass without storage
+    return 0, 0
 
 
 def arena_of(resources: Resources, index: int) -> Arena:
@@ -242,6 +255,7 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
         )
     indices = sorted(resources.given) or [torch.cuda.current_device()]
     arenas = {index: arena_of(resources, index) for index in indices}
+    BLOCKS[torch.Tensor] = block_of_tensor
     allocator = torch._C._cuda_customAllocator(*_hooks.segment_functions())
     _kept.append(allocator)
     pools = {}

@@ -3,11 +3,11 @@
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
-from libc.stdio cimport fprintf, stderr
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdio cimport fprintf, snprintf, stderr
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strdup, strncpy
 
-from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
+from gpumem._arena cimport allocate_under_pressure, Arena, collect_garbage, raise_status
 from gpumem._native.arena.api cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
     arena_context, arena_copy, arena_copy_free, arena_counts, ARENA_DEAD, arena_driver_calls,
@@ -17,7 +17,7 @@ from gpumem._native.arena.api cimport (
     hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
     hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
     hook_retain, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums,
-    part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
+    memory_is_out, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -32,7 +32,9 @@ from gpumem._support.contexts cimport begin_foreign_lock, end_foreign_lock
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.memory cimport array_reserve
-from gpumem._support.process cimport interrupt_again, process_is_exiting
+from gpumem._support.process cimport (
+    BoundedCall, call_drop, call_within, interrupt_again, process_is_exiting,
+)
 
 from threading import RLock
 
@@ -40,6 +42,7 @@ from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch import _sharing
 from gpumem.integrations.torch._messages import out_of_memory
+from gpumem.stats import collection_text
 
 
 cdef extern from "hooks.h" nogil:
@@ -53,6 +56,9 @@ cdef extern from "hooks.h" nogil:
         TORCH_FREE
         TORCH_PENDING
         TORCH_USED
+        TORCH_NOTHING_FREED
+        TORCH_FREED
+        TORCH_NO_INTERPRETER
 
     ctypedef struct TorchFigures:
         uint64_t allocs, frees, requested, requested_freed, allocated, allocated_freed
@@ -111,6 +117,7 @@ cdef extern from "hooks.h" nogil:
         void (*close_shared)(void* opened)
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
         int (*is_memory)(int status)
+        int (*collect)(int device, size_t nbytes, int status, char** said)
 
 cdef enum:
     MAX_HOOKS = 1024        # that one visit of all hooks includes
@@ -137,7 +144,11 @@ memset(uncounted, 0, sizeof(uncounted))
 # max_mem of each arena's settings in bytes; a memory fraction does not raise it.
 cdef uint64_t configured[TORCH_ARENAS]
 
+# oom_collect_ms of each arena's settings.
+cdef uint64_t collect_ms[TORCH_ARENAS]
+
 cdef enum:
+    MAX_SAID = 1024         # bytes of a text about a garbage collection
     PINNED_LABEL = -1       # of the hooks of pinned memory; no pool of PyTorch's has this number
 
 
@@ -752,6 +763,64 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
     return NULL
 
 
+cdef struct Garbage:        # one collection; both threads see it
+    BoundedCall call
+    int device
+    bint freed
+    char said[MAX_SAID]
+
+
+cdef int collect(int device, size_t nbytes, int status, char** said) noexcept nogil:
+    cdef Garbage* garbage
+    cdef int outcome = TORCH_NOTHING_FREED
+    if (collect_ms[device] == 0 or process_is_exiting()
+            or not memory_is_out(hook_core(hook_of(device)), nbytes, status)):
+        return outcome
+    garbage = <Garbage*>calloc(1, sizeof(Garbage))
+    if garbage == NULL:
+        return outcome
+    garbage.call.run = collect_for
+    garbage.device = device
+    if not call_within(&garbage.call, collect_ms[device] * 1_000_000):
+        outcome = TORCH_NO_INTERPRETER
+        said[0] = late_text(nbytes, collect_ms[device])
+        sum_add(&failures[device], 1)
+    elif garbage.freed:
+        outcome = TORCH_FREED
+        said[0] = strdup(garbage.said)
+    call_drop(&garbage.call)
+    return outcome
+
+
+cdef void collect_for(BoundedCall* call) noexcept:
+    # Finalizers find the device's context current, also on a thread that was made for them.
+    cdef Garbage* garbage = <Garbage*>call
+    cdef Arena arena = served[garbage.device]
+    cdef tuple collected
+    cdef bytes text
+    try:
+        if context_enter(arena_context(arena.core)) != CUDA_SUCCESS:
+            return
+        try:
+            collected = collect_garbage(arena)
+        finally:
+            context_leave(arena_context(arena.core))
+        if collected is not None and collected[0]:
+            text = collection_text(*collected).encode("utf-8", "replace")
+            strncpy(garbage.said, text, MAX_SAID - 1)
+            garbage.freed = True
+    except BaseException as error:
+        interrupt_again(error)
+
+
+cdef char* late_text(size_t nbytes, uint64_t ms) noexcept nogil:
+    cdef char text[MAX_SAID]
+    snprintf(text, MAX_SAID, "CUDA out of memory. Tried to allocate %zu bytes.\n"
+             "gpumem: nothing was collected and reported, because another thread kept the "
+             "interpreter lock for %llu ms (oom_collect_ms)", nbytes, <unsigned long long>ms)
+    return strdup(text)
+
+
 cdef str words_of(object error):
     # PyTorch raises the words; Ctrl-C's exception is raised after PyTorch's error.
     interrupt_again(error)
@@ -803,6 +872,7 @@ def serve(device, Arena arena not None):
         hook_label(hook)[0] = hook_label(alone)[0] = <uint64_t>PINNED_LABEL
     before = hook_of(device)
     configured[device] = arena.config.max_mem
+    collect_ms[device] = arena.config.oom_collect_ms
     served[device] = arena
     publish_pointer(&calls.hooks[<int>device], hook)
     drop(before)
@@ -875,3 +945,4 @@ calls.open_shared = open_shared
 calls.close_shared = close_shared
 calls.report = report
 calls.is_memory = is_memory
+calls.collect = collect

@@ -8,6 +8,7 @@
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/env.h>
@@ -416,11 +417,15 @@ class Allocator final : public CUDAAllocator {
         return calls_->allocate_alone(device, nbytes, stream, address);
     }
 
-    /* After a refusal: PyTorch's callbacks free memory, then pools that serve others are tried;
-       else it throws. */
+    /* After a refusal: PyTorch's callbacks free memory, then pools that serve others are tried, at last
+       garbage is collected; else it throws. No lock of gpumem's or of this allocator's is held. PyTorch's
+       callers may hold some, such as that of the node whose gradient is computed. Nothing is collected
+       during a capture, in which finalizers must not call the driver. */
     void *allocate_at_last(void *hook, DeviceIndex device, size_t nbytes, cudaStream_t stream,
                            int status) {
         void *address = nullptr;
+        char *said = nullptr;
+        int collected = TORCH_NOTHING_FREED;
         if (calls_->is_memory(status)) {
             auto *callbacks = c10::FreeCudaMemoryCallbacksRegistry();
             bool freed = false;
@@ -431,15 +436,24 @@ class Allocator final : public CUDAAllocator {
                 status = take(device, pool.get(), nbytes, stream, &address);
             }
         }
-        if (status != 0) fail(device, nbytes, stream, status);
+        if (status != 0 && c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
+                               c10::cuda::CaptureStatus::None)
+            collected = calls_->collect(device, nbytes, status, &said);
+        Text line(said, &std::free);
+        if (collected == TORCH_FREED) status = take(device, hook, nbytes, stream, &address);
+        if (status != 0) fail(device, nbytes, stream, status, collected, line.get());
         return address;
     }
 
-    [[noreturn]] void fail(DeviceIndex device, size_t nbytes, cudaStream_t stream, int status) {
-        int is_memory = 0;
-        Text reason(calls_->report(device, nbytes, stream, status, &is_memory), &std::free);
+    /* `collected` and `line`: of `collect`. */
+    [[noreturn]] void fail(DeviceIndex device, size_t nbytes, cudaStream_t stream, int status,
+                           int collected, const char *line) {
+        int is_memory = collected == TORCH_NO_INTERPRETER;
+        Text reason(is_memory ? nullptr : calls_->report(device, nbytes, stream, status, &is_memory),
+                    &std::free);
         std::string text = reason ? reason.get()
                                   : "gpumem: an allocation failed with status " + std::to_string(status);
+        if (line) text = reason ? text + "\n" + line : line;
         if (!is_memory) TORCH_CHECK(false, text);
         size_t free = 0, total = 0;
         (void)cudaMemGetInfo(&free, &total);

@@ -3,8 +3,9 @@
  * PyTorch's side is allocator.cpp, a subclass of its allocator that is compiled for the installed
  * version.
  *
- * No function takes the interpreter lock, except to report that memory is out, to find the arena of
- * a device that is used for the first time, and to give a device access to another's memory.
+ * No function takes the interpreter lock, except to collect garbage and to report when memory is
+ * out, to find the arena of a device that is used for the first time, and to let a device access
+ * another's memory.
  *
  * A `hook` is an AllocatorHook of gpumem/_native/arena/allocator_hooks.pxd: the arena that serves a
  * device, a pool or pinned memory. Here it is opaque.
@@ -48,6 +49,9 @@ typedef struct TorchStats {
 } TorchStats;
 
 enum { TORCH_FREE, TORCH_PENDING, TORCH_USED };
+
+/* Outcomes of a garbage collection. */
+enum { TORCH_NOTHING_FREED, TORCH_FREED, TORCH_NO_INTERPRETER };
 
 typedef struct TorchBlock {
     uint64_t address;
@@ -139,6 +143,12 @@ typedef struct TorchCalls {
     /* The reason of a failure, in a string that the caller frees. `is_memory`: memory is out. */
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
     int (*is_memory)(int status);
+    /* One full garbage collection after a refusal. The interpreter is waited for at most as long as the
+       arena's settings say, and the caller may hold locks: finalizers run on this thread only if it
+       holds the interpreter lock. `said`: TORCH_FREED, a line to add to the report;
+       TORCH_NO_INTERPRETER, the text in the place of a report, which would wait as well. The caller
+       frees it; else it is NULL. */
+    int (*collect)(int device, size_t nbytes, int status, char **said);
 } TorchCalls;
 
 #ifdef __cplusplus
