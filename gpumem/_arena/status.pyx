@@ -52,7 +52,6 @@ from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceErro
 cdef extern from "Python.h":
     const Py_ssize_t REACHED "PY_SSIZE_T_MAX"
     Py_ssize_t Py_REFCNT(PyObject* object)
-    PyObject* PyList_GET_ITEM(list objects, Py_ssize_t index)   # borrowed
     ctypedef int (*visitproc)(PyObject* object, void* argument) noexcept
 
 cdef extern from *:
@@ -213,60 +212,52 @@ cdef tuple collect_garbage(Arena arena):
 
 cdef struct Node:           # of the graph of objects
     PyObject* object        # borrowed; NULL: the place is empty
-    Py_ssize_t count        # references from outside of the graph; REACHED
+    Py_ssize_t count        # references that no object of the graph explains; REACHED
+    Node* next              # of the pending ones
 
 cdef struct Graph:          # a hash table by address
     Node* nodes
     size_t mask
-    PyObject** pending      # reached, and their references not yet followed
-    size_t pending_count
+    Node* pending           # reached, and their references not yet followed; NULL: none
 
 
 cdef list unreachable_objects():
     # The collector's own method: an object with a reference that no other object explains is
     # reachable, and so are all that it refers to. Nothing here runs Python code, so that no
     # other thread changes the graph; without an interpreter lock others could.
-    cdef Graph graph
-    cdef Node* node
-    cdef size_t i
     cdef list objects = gc.get_objects() if HAS_INTERPRETER_LOCK else []
-    graph.mask = 1
-    while graph.mask < 2 * <size_t>len(objects):
-        graph.mask *= 2
-    graph.nodes = <Node*>calloc(graph.mask, sizeof(Node))
-    graph.pending = <PyObject**>calloc(graph.mask, sizeof(PyObject*))
-    graph.pending_count = 0
-    graph.mask -= 1
-    try:
-        if graph.nodes == NULL or graph.pending == NULL:
-            return []
-        for i in range(<size_t>len(objects)):
-            node = node_of(&graph, PyList_GET_ITEM(objects, i))
-            node.object = PyList_GET_ITEM(objects, i)
-            node.count = Py_REFCNT(node.object) - 1     # without that of `objects`
-        for i in range(<size_t>len(objects)):
-            visit_references(PyList_GET_ITEM(objects, i), subtract_reference, &graph)
-        for i in range(<size_t>len(objects)):
-            if node_of(&graph, PyList_GET_ITEM(objects, i)).count > 0:
-                reach(PyList_GET_ITEM(objects, i), &graph)
-        while graph.pending_count:
-            graph.pending_count -= 1
-            visit_references(graph.pending[graph.pending_count], reach, &graph)
-        return [objects[i] for i in range(len(objects))
-                if node_of(&graph, PyList_GET_ITEM(objects, i)).count != REACHED]
-    finally:
-        free(graph.nodes)
-        free(graph.pending)
+    cdef Graph graph = Graph(NULL, 2 * len(objects) | 1, NULL)
+    cdef PyObject* each
+    cdef Node* node
+    while graph.mask & (graph.mask + 1):
+        graph.mask |= graph.mask >> 1 | graph.mask >> 2
+    graph.nodes = <Node*>calloc(graph.mask + 1, sizeof(Node))
+    if graph.nodes == NULL:
+        return []
+    for thing in objects:
+        each = <PyObject*>thing
+        node = node_of(&graph, each)
+        node.object = each
+        node.count = Py_REFCNT(each) - 2        # without those of `objects` and `thing`
+    for thing in objects:
+        visit_references(<PyObject*>thing, subtract_reference, &graph)
+    for thing in objects:
+        if node_of(&graph, <PyObject*>thing).count > 0:
+            reach(<PyObject*>thing, &graph)
+    while graph.pending != NULL:
+        node = graph.pending
+        graph.pending = node.next
+        visit_references(node.object, reach, &graph)
+    garbage = [thing for thing in objects if node_of(&graph, <PyObject*>thing).count != REACHED]
+    free(graph.nodes)
+    return garbage
 
 
 cdef inline Node* node_of(Graph* graph, PyObject* object) noexcept:
-    cdef size_t place = (<size_t>object >> 4) * <size_t>0x9E3779B97F4A7C15
-    place ^= place >> 32
-    while True:
-        place &= graph.mask
-        if graph.nodes[place].object == object or graph.nodes[place].object == NULL:
-            return &graph.nodes[place]
-        place += 1
+    cdef size_t place = (<size_t>object >> 4) * <size_t>0x9E3779B97F4A7C15 >> 24 & graph.mask
+    while graph.nodes[place].object != NULL and graph.nodes[place].object != object:
+        place = place + 1 & graph.mask
+    return &graph.nodes[place]
 
 
 cdef int subtract_reference(PyObject* object, void* graph) noexcept:
@@ -279,8 +270,8 @@ cdef int reach(PyObject* object, void* to) noexcept:
     cdef Node* node = node_of(graph, object)
     if node.object != NULL and node.count != REACHED:
         node.count = REACHED
-        graph.pending[graph.pending_count] = object
-        graph.pending_count += 1
+        node.next = graph.pending
+        graph.pending = node
     return 0
 
 

@@ -14,6 +14,7 @@ from gpumem._support.sizes import format_size
 BLOCKS: dict[type, Callable[[Any], tuple[int, int]]] = {}
 """Types of objects that hold a block -> a function to its address and bytes; address 0: none."""
 
+_HAS_REFERENCES = 1 << 14  # Py_TPFLAGS_HAVE_GC
 MAX_GARBAGE = 500_000  # objects; in more than these, cycles are not searched
 
 Referrers: TypeAlias = dict[int, list[object]]
@@ -30,17 +31,16 @@ def named_cycles(garbage: list[object]) -> tuple[tuple[str, int], ...]:
     """
     if len(garbage) > MAX_GARBAGE:
         return ()
-    referrers, holders = _graph(garbage)
-    tracked = {id(each) for each in garbage}
+    referrers = _graph(garbage, lambda each: not gc.is_tracked(each))
     names: dict[int, str] = {}
     blocks: dict[int, tuple[str, int]] = {}
-    for holder in holders:
+    for each in garbage:
+        address, nbytes = _block_of(each)
         # The collector does not track buffers: their references tell whether others hold them.
-        # Three are of `holders`, of the loop and of the call.
-        if id(holder) in tracked or sys.getrefcount(holder) == len(referrers[id(holder)]) + 3:
-            address, nbytes = _block_of(holder)
-            if address and address not in blocks:
-                blocks[address] = _cycle_above(holder, referrers, names), nbytes
+        # Three are of `garbage`, of the loop and of the call.
+        alone = gc.is_tracked(each) or sys.getrefcount(each) == len(referrers[id(each)]) + 3
+        if address and alone and address not in blocks:
+            blocks[address] = _cycle_above(each, referrers, names), nbytes
     sums: Counter[str] = Counter()
     for name, nbytes in blocks.values():
         sums[name] += nbytes
@@ -81,39 +81,43 @@ def held_by(block: object) -> tuple[str, ...]:
     if not isinstance(block, (int, *BLOCKS)):
         names = ", ".join(kind.__name__ for kind in BLOCKS)
         raise TypeError(f"invalid block = {block!r}: expected one of {names}, or an address")
-    referrers, holders = _graph(gc.get_objects())
-    for frame in _frames():
-        for value in frame.f_locals.values():
-            referrers[id(value)].append(frame)
-            if _is(value, *BLOCKS) and all(value is not holder for holder in holders):
-                holders.append(value)
+    # Made first, so that no list of this function is among them, which would be a cycle.
+    objects = gc.get_objects()
+    # The collector does not list frozen objects: modules lead to them.
+    objects += sys.modules.values()
+    values = [(frame, value) for frame in _frames() for value in frame.f_locals.values()]
+    objects += [value for _, value in values]
+    objects = list({id(each): each for each in objects}.values())
+    referrers = _graph(objects, lambda each: True)
+    for frame, value in values:
+        referrers[id(value)].append(frame)
     found = []
-    for holder in holders:
+    for holder in objects:
         where, nbytes = _block_of(holder)
         if where == address and where:
             text = f"{type(holder).__name__} ({format_size(nbytes)})"
-            found += [_way_to(each, holder, text, referrers) for each in _above(holder, referrers)]
+            # No comprehension: its cells would be among `objects`, and make a cycle with them.
+            for each in _above(holder, referrers):
+                found.append(_way_to(each, holder, text, referrers))
     return tuple(dict.fromkeys(found))
 
 
 # ---- the graph -----------------------------------------------------------------------------------
 
 
-def _graph(objects: list[object]) -> tuple[Referrers, list[object]]:
-    """Return the references between objects, and the holders of blocks among those referred to."""
+def _graph(objects: list[object], follows: Callable[[object], bool]) -> Referrers:
+    """Return the references between objects, and append others that they lead to."""
     referrers: Referrers = defaultdict(list)
-    holders: list[object] = []
-    untracked: list[object] = []
-    for group in (objects, untracked):  # the second grows
-        for each in group:
-            for other in gc.get_referents(each):
-                known = referrers[id(other)]
-                if not known and _is(other, *BLOCKS):
-                    holders.append(other)
-                elif not known and type(other) in (dict, tuple) and not gc.is_tracked(other):
-                    untracked.append(other)  # it may hold buffers
-                known.append(each)
-    return referrers, holders
+    known = {id(each) for each in objects}
+    for each in objects:  # it grows
+        for other in gc.get_referents(each):
+            referrers[id(other)].append(each)
+            # Strings and numbers, which hold nothing, are passed over.
+            holds = type(other).__flags__ & _HAS_REFERENCES or _is(other, *BLOCKS)
+            if holds and id(other) not in known and follows(other):
+                known.add(id(other))
+                objects.append(other)
+    return referrers
 
 
 def _is(each: object, *kinds: type) -> bool:
@@ -136,6 +140,7 @@ def _frames() -> Iterator[FrameType]:
             if frame.f_code.co_filename != __file__:
                 yield frame
             frame = frame.f_back
+    del innermost  # it may be this generator's own, which would be a cycle
 
 
 # ---- ways ----------------------------------------------------------------------------------------

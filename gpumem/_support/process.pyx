@@ -111,25 +111,22 @@ cdef enum:
 
 cdef bint call_within(BoundedCall* call, uint64_t ns) noexcept nogil:
     cdef pthread_t thread
+    cdef uint64_t until = clock_ns() + ns
     call.owners = 2
     call.unclaimed = 1
     if PyGILState_Check():
         run_call(call)
-    elif pthread_create(&thread, NULL, run_call, call) == 0:
-        pthread_detach(thread)
-        # Polled, because this is the way to a refusal: nothing else is worth a lock.
-        wait_for_call(call, ns)
-        if not flag_take(&call.unclaimed):
-            wait_for_call(call, CALL_RUNS * ns)
-    else:
+    elif pthread_create(&thread, NULL, run_call, call) != 0:
         call_drop(call)         # the share of the thread that there is not
-    return published32(&call.has_run)
-
-
-cdef void wait_for_call(const BoundedCall* call, uint64_t ns) noexcept nogil:
-    cdef uint64_t until = clock_ns() + ns
-    while not published32(&call.has_run) and clock_ns() < until:
+        return False
+    else:
+        pthread_detach(thread)
+    # It polls: a wake-up would only speed up a refusal.
+    while not published32(&call.has_run):
+        if clock_ns() > until and (flag_take(&call.unclaimed) or clock_ns() > until + CALL_RUNS * ns):
+            return False
         sleep_ns(CALL_POLL)
+    return True
 
 
 cdef void* run_call(void* given) noexcept nogil:

@@ -618,3 +618,29 @@ def test_copy_between_two_devices_is_the_drivers(driver, arena, stream):
     assert ctypes.string_at(two, 4096) == bytes([5]) * 4096
     for address in (one, two):
         driver.free(address)
+
+
+class Tensor:
+    """A Python object over a block, in a reference cycle."""
+
+    def __init__(self, driver, nbytes):
+        self.driver, self.address, self.this = driver, driver.alloc(nbytes), self
+
+    def __del__(self):
+        self.driver.free(self.address)
+
+
+def test_allocation_is_served_from_garbage(driver, arena):
+    arena.set_limit(8 * MIB)
+    Tensor(driver, 6 * MIB)
+    driver.free(driver.alloc(6 * MIB))
+    assert arena.stats().in_use == 0
+
+
+def test_error_ends_with_the_bytes_that_a_collection_freed(driver, arena):
+    arena.set_limit(8 * MIB)
+    keeper = driver.alloc(MIB)
+    Tensor(driver, 6 * MIB)
+    with pytest.raises(Refused, match=r"a garbage collection before this error freed 6.0 MiB\Z"):
+        driver.alloc(8 * MIB)
+    driver.free(keeper)

@@ -1,6 +1,7 @@
 """The functions that PyTorch calls, over arenas of the host device."""
 
 import ctypes
+import gc
 import os
 import random
 import re
@@ -8,18 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import pytest
-from helpers import child
+from helpers import child, shared_object
 from helpers.driver import HostDriver
 from helpers.graph import RELAXED, Graph
 from helpers.interrupting import reaches_the_caller
 from helpers.pressure import arena_that_releases_under_pressure
 from helpers.threads import in_threads
-from helpers.torch_caller import ALL, Block, Caller, Refused
+from helpers.torch_caller import ALL, FREED, NO_INTERPRETER, Block, Caller, Refused
 
 import gpumem
 from gpumem import Arena, Budget, Device, Stream
+from gpumem._support.cycles import BLOCKS
 from gpumem._testing import torch_hooks
 from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -690,3 +693,135 @@ def test_arenas_that_are_introduced_give_each_other_access_as_their_settings_all
         peers = [[each.index for each in arena.peers] for arena in arenas]
         assert peers == [[1, 2], [0, 2]] and closed_off.peers == ()
     """)
+
+
+# ---- garbage before a refusal --------------------------------------------------------------------
+
+HOLD = """\
+#include <stddef.h>
+#include <unistd.h>
+
+/* Without the interpreter: is refused once the other thread holds it, and then releases that one. */
+int refuse(int (*allocate)(void *, size_t, void *, void **), int (*collect)(int, size_t, int, char **),
+           void *hook, size_t nbytes, char **said, int begin, int end) {
+    char byte = 0;
+    void *address;
+    if (read(begin, &byte, 1) != 1) return -1;
+    int outcome = collect(0, nbytes, allocate(hook, nbytes, NULL, &address), said);
+    return write(end, &byte, 1) == 1 ? outcome : -1;
+}
+
+/* With the interpreter. */
+int hold(int (*allocate)(void *, size_t, void *, void **), void *hook, void **address, int begin,
+         int end) {
+    char byte = 0;
+    if (write(begin, &byte, 1) != 1) return -1;
+    int status = allocate(hook, 4096, NULL, address);
+    return read(end, &byte, 1) == 1 ? status : -1;
+}
+"""
+
+
+class TensorInACycle:
+    """A Python object over a block, as PyTorch's tensors, and the thread that freed it."""
+
+    freed_on: ClassVar[list[int]] = []
+
+    def __init__(self, caller, nbytes):
+        self.caller, self.address, self.this = caller, caller.alloc(nbytes), self
+
+    def __del__(self):
+        self.freed_on.append(threading.get_native_id())
+        assert self.caller.free(self.address) == 0
+
+
+@pytest.fixture
+def uncollected():
+    """Garbage stays until gpumem collects it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_thread_without_the_interpreter_is_served_from_garbage(caller, arena, uncollected):
+    arena.set_limit(8 * MIB)
+    TensorInACycle(caller, 6 * MIB)
+    caller.free(caller.alloc(6 * MIB))
+    assert TensorInACycle.freed_on.pop() != threading.get_native_id()
+    assert arena.stats().in_use == 0
+
+
+def test_thread_with_the_interpreter_collects_garbage_itself(caller, arena, uncollected):
+    arena.set_limit(8 * MIB)
+    TensorInACycle(caller, 6 * MIB)
+    collect = ctypes.PYFUNCTYPE(ctypes.c_int)(caller.address_of("collect"))
+    said = ctypes.c_void_p()
+    over_limit = 1  # ARENA_OVER_LIMIT
+    nbytes = ctypes.c_size_t(6 * MIB)
+    assert collect(0, nbytes, over_limit, ctypes.byref(said)) == FREED
+    assert TensorInACycle.freed_on.pop() == threading.get_native_id()
+    text = ctypes.string_at(said.value).decode()
+    ctypes.CDLL(None).free(said)
+    assert text == "a garbage collection before this error freed 6.0 MiB"
+
+
+def test_refusal_names_the_cycle_that_held_a_tensor(caller, arena, uncollected, monkeypatch):
+    monkeypatch.setitem(BLOCKS, TensorInACycle, lambda tensor: (tensor.address, 6 * MIB))
+    arena.set_limit(8 * MIB)
+    TensorInACycle(caller, 6 * MIB)
+    keeper = caller.alloc(MIB)
+    with pytest.raises(Refused, match="freed 6.0 MiB, which reference cycles held: ") as refused:
+        caller.alloc(8 * MIB)
+    assert str(refused.value).endswith("TensorInACycle.this -> TensorInACycle (6.0 MiB)")
+    caller.free(keeper)
+
+
+def test_thread_that_keeps_the_interpreter_and_allocates_delays_a_refusal_no_longer_than_set(
+    caller, tmp_path
+):
+    arena = Arena("host", {"oom_wait_ms": 0, "oom_collect_ms": 50, "max_mem": 8 * MIB})
+    torch_hooks.serve(0, arena)
+    keeper = caller.alloc(4 * MIB)
+    failures = caller.stats().failures
+    path = shared_object.build(tmp_path, HOLD)
+    (begin, begins), (end, ends) = os.pipe(), os.pipe()
+    said, small, hook = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(caller.hook(0))
+    allocate, collect = (ctypes.c_void_p(caller.address_of(f)) for f in ("allocate", "collect"))
+    outcomes = []
+
+    def refuse():
+        call = ctypes.CDLL(path).refuse
+        nbytes = ctypes.c_size_t(6 * MIB)
+        outcomes.append(call(allocate, collect, hook, nbytes, ctypes.byref(said), begin, ends))
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    # It waits for the other thread with the interpreter lock held.
+    assert ctypes.PyDLL(path).hold(allocate, hook, ctypes.byref(small), begins, end) == 0
+    thread.join()
+    assert outcomes == [NO_INTERPRETER]
+    assert ctypes.string_at(said.value).decode() == (
+        "CUDA out of memory. Tried to allocate 6291456 bytes.\ngpumem: nothing was collected and "
+        "reported, because another thread kept the interpreter lock for 50 ms (oom_collect_ms)"
+    )
+    ctypes.CDLL(None).free(said)
+    assert caller.stats().failures == failures + 1
+    for each in (keeper, small.value):
+        caller.free(each)
+    for each in (begin, begins, end, ends):
+        os.close(each)
+    torch_hooks.serve(0, Arena("host"))
+
+
+def test_no_garbage_is_collected_below_pytorchs_lock(arena, uncollected):
+    arena.set_limit(8 * MIB)
+    garbage = [arena.allocate(6 * MIB)]
+    garbage.append(garbage)
+    alive = arena.stats().num_frees
+    del garbage
+    segment = ctypes.CFUNCTYPE(
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+    )(torch_hooks.segment_functions()[0])
+    assert segment(6 * MIB, 0, None) is None
+    assert arena.stats().num_frees == alive
+    gc.collect()

@@ -255,7 +255,6 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
         )
     indices = sorted(resources.given) or [torch.cuda.current_device()]
     arenas = {index: arena_of(resources, index) for index in indices}
-    BLOCKS[torch.Tensor] = block_of_tensor
     allocator = torch._C._cuda_customAllocator(*_hooks.segment_functions())
     _kept.append(allocator)
     pools = {}

@@ -766,8 +766,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
 cdef struct Garbage:        # one collection; both threads see it
     BoundedCall call
     int device
-    bint freed
-    char said[MAX_SAID]
+    char said[MAX_SAID]     # empty: it freed nothing
 
 
 cdef int collect(int device, size_t nbytes, int status, char** said) noexcept nogil:
@@ -785,7 +784,7 @@ cdef int collect(int device, size_t nbytes, int status, char** said) noexcept no
         outcome = TORCH_NO_INTERPRETER
         said[0] = late_text(nbytes, collect_ms[device])
         sum_add(&failures[device], 1)
-    elif garbage.freed:
+    elif garbage.said[0]:
         outcome = TORCH_FREED
         said[0] = strdup(garbage.said)
     call_drop(&garbage.call)
@@ -796,21 +795,14 @@ cdef void collect_for(BoundedCall* call) noexcept:
     # Finalizers find the device's context current, also on a thread that was made for them.
     cdef Garbage* garbage = <Garbage*>call
     cdef Arena arena = served[garbage.device]
-    cdef tuple collected
-    cdef bytes text
+    if context_enter(arena_context(arena.core)) != CUDA_SUCCESS:
+        return
     try:
-        if context_enter(arena_context(arena.core)) != CUDA_SUCCESS:
-            return
-        try:
-            collected = collect_garbage(arena)
-        finally:
-            context_leave(arena_context(arena.core))
-        if collected is not None and collected[0]:
-            text = collection_text(*collected).encode("utf-8", "replace")
-            strncpy(garbage.said, text, MAX_SAID - 1)
-            garbage.freed = True
+        text = collection_text(*(collect_garbage(arena) or (0, ()))).encode("utf-8", "replace")
+        strncpy(garbage.said, <bytes>text, MAX_SAID - 1)
     except BaseException as error:
         interrupt_again(error)
+    context_leave(arena_context(arena.core))
 
 
 cdef char* late_text(size_t nbytes, uint64_t ms) noexcept nogil:
