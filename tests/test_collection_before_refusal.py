@@ -1,4 +1,4 @@
-"""The garbage collection before an allocation is refused, and the names of objects that hold blocks."""
+"""The garbage collection before a refusal, and the names of objects that hold blocks."""
 
 import gc
 import threading
@@ -211,13 +211,12 @@ def empty_again():
 def test_block_is_held_by_a_variable_of_a_module(arena, empty_again):
     kept.append({"weights": arena.allocate(4096)})
     ways = observe.held_by(kept[0]["weights"])
-    assert ways == (
-        f"module {__name__}.kept -> list[0] -> dict['weights'] -> Buffer (4.0 KiB)",
-    )
+    assert ways == (f"module {__name__}.kept -> list[0] -> dict['weights'] -> Buffer (4.0 KiB)",)
 
 
 def test_block_is_held_by_a_variable_of_a_running_function(arena):
     block = arena.allocate(4096)
+
     def training():
         mine = [block.tensor(4096, "uint8")]
         return observe.held_by(block), mine

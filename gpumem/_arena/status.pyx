@@ -42,7 +42,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
 
 from gpumem._arena import reports
-from gpumem._support.cycles import named_cycles
+from gpumem._buffer.holders import named_cycles
 from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
@@ -157,7 +157,10 @@ cdef bint collect_once(Arena arena, int status, uint64_t nbytes, Pressure pressu
             or not memory_is_out(arena.core, nbytes, status)):
         return False
     pressure.has_collected = True
-    pressure.collected = collect_garbage(arena)
+    try:
+        pressure.collected = collect_garbage(arena)
+    except MemoryError:
+        pass                    # without host memory the first refusal stands
     if pressure.collected is None:
         return False
     # Blocks of other arenas may have been charged to the budget, and are idle memory now.

@@ -29,7 +29,7 @@ from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses,
 from gpumem._support.memory cimport require_memory
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
-from gpumem._support.cycles import BLOCKS
+from gpumem._buffer.holders import BLOCKS
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, devices, MemoryKind
 from gpumem.errors import ClosedError, ConfigError

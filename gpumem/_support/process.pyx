@@ -15,12 +15,14 @@ from gpumem._support.releases import on_release
 
 
 cdef extern from "<pthread.h>" nogil:
-    ctypedef unsigned long pthread_t
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
                        void (*child)() noexcept nogil)
-    int pthread_create(pthread_t* thread, void* attributes, void* (*run)(void*) noexcept nogil,
-                       void* argument)
-    int pthread_detach(pthread_t thread)
+
+cdef extern from "threads.h" nogil:
+    ctypedef struct pthread_t:
+        pass
+    int thread_start(pthread_t* thread, bint detached, size_t stack_bytes,
+                     void* (*run)(void*) noexcept nogil, void* argument)
 
 
 cdef extern from *:
@@ -116,11 +118,9 @@ cdef bint call_within(BoundedCall* call, uint64_t ns) noexcept nogil:
     call.unclaimed = 1
     if PyGILState_Check():
         run_call(call)
-    elif pthread_create(&thread, NULL, run_call, call) != 0:
+    elif thread_start(&thread, True, 0, run_call, call) != 0:
         call_drop(call)         # the share of the thread that there is not
         return False
-    else:
-        pthread_detach(thread)
     # It polls: a wake-up would only speed up a refusal.
     while not published32(&call.has_run):
         if clock_ns() > until and (flag_take(&call.unclaimed) or clock_ns() > until + CALL_RUNS * ns):

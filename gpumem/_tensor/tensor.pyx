@@ -30,7 +30,7 @@ from gpumem._tensor.layout cimport (
 
 from gpumem._defaults import get_default_resource, last_served, using
 from gpumem._support.arguments import require
-from gpumem._support.cycles import BLOCKS
+from gpumem._buffer.holders import BLOCKS
 from gpumem.device import can_access, MemoryInfo
 
 

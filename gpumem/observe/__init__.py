@@ -10,11 +10,11 @@ they are now.
 processes, and `prometheus_text` writes them for Prometheus.
 """
 
+from gpumem._buffer.holders import held_by
 from gpumem._events.events import AllocationEvent, Block, Events, Frame, RecordedResource, read
 from gpumem._events.labels import phase, tag
 from gpumem._snapshots.resources import Region, ResourceSnapshot
 from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
-from gpumem._support.cycles import held_by
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record

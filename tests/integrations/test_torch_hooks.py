@@ -22,7 +22,7 @@ from helpers.torch_caller import ALL, FREED, NO_INTERPRETER, Block, Caller, Refu
 
 import gpumem
 from gpumem import Arena, Budget, Device, Stream
-from gpumem._support.cycles import BLOCKS
+from gpumem._buffer.holders import BLOCKS
 from gpumem._testing import torch_hooks
 from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -701,9 +701,12 @@ HOLD = """\
 #include <stddef.h>
 #include <unistd.h>
 
-/* Without the interpreter: is refused once the other thread holds it, and then releases that one. */
-int refuse(int (*allocate)(void *, size_t, void *, void **), int (*collect)(int, size_t, int, char **),
-           void *hook, size_t nbytes, char **said, int begin, int end) {
+typedef int Allocate(void *, size_t, void *, void **);
+typedef int Collect(int, size_t, int, char **);
+
+/* Without the interpreter: is refused once the other thread holds it, and then ends its wait. */
+int refuse(Allocate *allocate, Collect *collect, void *hook, size_t nbytes, char **said, int begin,
+           int end) {
     char byte = 0;
     void *address;
     if (read(begin, &byte, 1) != 1) return -1;
@@ -712,8 +715,7 @@ int refuse(int (*allocate)(void *, size_t, void *, void **), int (*collect)(int,
 }
 
 /* With the interpreter. */
-int hold(int (*allocate)(void *, size_t, void *, void **), void *hook, void **address, int begin,
-         int end) {
+int hold(Allocate *allocate, void *hook, void **address, int begin, int end) {
     char byte = 0;
     if (write(begin, &byte, 1) != 1) return -1;
     int status = allocate(hook, 4096, NULL, address);
@@ -770,7 +772,7 @@ def test_refusal_names_the_cycle_that_held_a_tensor(caller, arena, uncollected, 
     arena.set_limit(8 * MIB)
     TensorInACycle(caller, 6 * MIB)
     keeper = caller.alloc(MIB)
-    with pytest.raises(Refused, match="freed 6.0 MiB, which reference cycles held: ") as refused:
+    with pytest.raises(Refused, match=r"freed 6\.0 MiB, which reference cycles held: ") as refused:
         caller.alloc(8 * MIB)
     assert str(refused.value).endswith("TensorInACycle.this -> TensorInACycle (6.0 MiB)")
     caller.free(keeper)
@@ -819,9 +821,9 @@ def test_no_garbage_is_collected_below_pytorchs_lock(arena, uncollected):
     garbage.append(garbage)
     alive = arena.stats().num_frees
     del garbage
-    segment = ctypes.CFUNCTYPE(
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-    )(torch_hooks.segment_functions()[0])
+    segment = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(
+        torch_hooks.segment_functions()[0]
+    )
     assert segment(6 * MIB, 0, None) is None
     assert arena.stats().num_frees == alive
     gc.collect()

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumem._arena.arena import Arena
-from gpumem._support.cycles import BLOCKS
+from gpumem._buffer.holders import BLOCKS
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.resources import Resources

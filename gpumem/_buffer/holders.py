@@ -1,8 +1,9 @@
-"""Names of the Python objects that hold blocks: reference cycles, and ways from modules and frames."""
+"""Python objects that hold blocks: names of reference cycles, and of ways from modules and frames."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -170,7 +171,7 @@ def _cycle_of(member: object, referrers: Referrers) -> str:
     way = _way_up(member, referrers, lambda each: each is member)
     if way is None:
         return ""
-    steps = [_step(one, other) for one, other in zip(way, way[1:], strict=False)]
+    steps = [_step(one, other) for one, other in itertools.pairwise(way)]
     # One name for cycles of the same shape: it begins with the first of the user's own objects.
     starts = range(len(steps))
     start = min(starts, key=lambda n: (type(way[n]).__module__ == "builtins", steps[n:], n))
@@ -194,7 +195,7 @@ def _way_to(referrer: object, holder: object, text: str, referrers: Referrers) -
 def _way_up(
     start: object, referrers: Referrers, is_end: Callable[[object], bool]
 ) -> list[object] | None:
-    """Return the shortest way from an object that is an end down to `start`; None: there is none."""
+    """Return the shortest way from an end down to `start`; None: there is none."""
     below: dict[int, object] = {}
     queue = [start]
     for each in queue:  # it grows
