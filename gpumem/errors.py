@@ -6,7 +6,7 @@ importing gpumem (``MemoryError``, ``ValueError``, ...), and has its numbers as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -62,6 +62,20 @@ class GpumemError(Exception):
 
 
 # MemoryError first: `__new__` is then its own, which Dask's unpickling of exceptions calls.
+_refusal_listeners: list[Callable[[OutOfMemoryError], None]] = []
+
+
+def on_refusal(function: Callable[[OutOfMemoryError], None]) -> None:
+    """Register a function that is called with each OutOfMemoryError before it is raised."""
+    _refusal_listeners.append(function)
+
+
+def tell_refused(error: OutOfMemoryError) -> None:
+    """Call the functions that `on_refusal` registered."""
+    for function in _refusal_listeners:
+        function(error)
+
+
 class OutOfMemoryError(MemoryError, GpumemError):
     """An allocation failed; the allocator's state is unchanged.
 
@@ -105,6 +119,8 @@ class OutOfMemoryError(MemoryError, GpumemError):
         self.device = report.memory if report else ""
         self.largest_free = (report.largest_free or 0) if report else 0
         self.advice = "; or ".join(report.remedies) if report else ""
+        if type(self) is OutOfMemoryError:  # others have more attributes to set first
+            tell_refused(self)
 
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:
@@ -149,6 +165,7 @@ class BudgetExceededError(OutOfMemoryError):
         self.missing = missing
         self.path = path
         self.holders = holders
+        tell_refused(self)
 
 
 class ReservationError(GpumemError, ValueError):

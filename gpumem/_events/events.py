@@ -53,14 +53,15 @@ kind    action              what happened
 ======  ==================  ======================================================================
 
 A part of a name: 40 bytes of text, then kind 255; at 41 what is named (1 a resource, 2 a tag, 3 a
-framework, 4 a thread, 5 a stack, 6 blocks that were live at the beginning), at 42 the number of the
-part from 0, at 44 the number that is named, at 46 how many bytes of the text are left, this part's
-included. Texts are UTF-8. A resource is ``memory``, ``kind`` and ``name`` with tabs between them; a
-thread the system's id, in decimal; a stack a JSON array of ``[file, line, name]``, the innermost
-first, native frames with line 0; live blocks a JSON array of their resource's ``memory``, ``kind``
-and ``name`` and an array of ``[address, requested bytes, bytes of the block, stream, framework or
-null]``. A name stands before its first use, except for a thread's, which may come later, or not at
-all. Events may stand before the live blocks.
+framework, 4 a thread, 5 a stack, 6 blocks that were live at the beginning, 7 a refused request), at
+42 the number of the part from 0, at 44 the number that is named, at 46 how many bytes of the text
+are left, this part's included. Texts are UTF-8. A resource is ``memory``, ``kind`` and ``name``
+with tabs between them; a thread the system's id, in decimal; a stack a JSON array of ``[file, line,
+name]``, the innermost first, native frames with line 0; live blocks a JSON array of their
+resource's ``memory``, ``kind`` and ``name`` and an array of ``[address, requested bytes, bytes of
+the block, stream, framework or null]``; a refused request a JSON object with the fields of
+`RefusedRequest`, its time in nanoseconds since 1970. A name stands before its first use, except for a
+thread's, which may come later, or not at all. Events may stand before the live blocks.
 
 Events of one block are in order. Those of different threads may stand in a slightly different
 order than their times.
@@ -72,12 +73,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._events.refusals import RefusedRequest, refusal_of
 from gpumem._support.files import open_regular
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
@@ -101,6 +103,7 @@ ASLEEP = 1  # the stream of a reserve or a release, see above
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40
 _NAMED = {1: "resources", 2: "tags", 3: "frameworks", 4: "threads", 5: "stacks", 6: "live"}
+_NAMED[7] = "refusals"
 LIVE = 6
 _BLOCK_BITS = np.uint64((1 << 48) - 1)
 
@@ -327,6 +330,9 @@ class Events:
     began_with : tuple of (RecordedResource, Block)
         Of a file, the blocks that were live at some time between the beginning of the recording and
         its first events.
+    refusals : mapping of int to RefusedRequest
+        Of requests that were refused for good, each after attempts, which are the events
+        "failure"; in the order of their keys.
 
     Examples
     --------
@@ -350,6 +356,7 @@ class Events:
     torn: int = 0
     lost: int = 0
     began_with: tuple[tuple[RecordedResource, Block], ...] = ()
+    refusals: Mapping[int, RefusedRequest] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -492,6 +499,11 @@ def events_of(
         last - finished.size + cut,
         lost,
         tuple(pair for text in names.get("live", {}).values() for pair in _live_of(text)),
+        {
+            number: found
+            for number, text in names.get("refusals", {}).items()
+            if (found := refusal_of(text)) is not None
+        },
     )
 
 

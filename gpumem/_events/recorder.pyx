@@ -15,9 +15,10 @@ from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport HOOK_OF_RUN, MemoryResource, set_resource_hook
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
+from gpumem._support.contexts cimport innermost_label
 from gpumem._support.events cimport (
-    EventSource, REC_CATEGORY, REC_FRAMEWORKS, REC_PHASE_BEGIN, REC_PHASE_END, REC_STACKS, REC_TAGS,
-    Recorder, recorder_begin, recorder_define, recorder_end, recorder_file, recorder_finish_file,
+    EventSource, REC_CATEGORY, REC_FRAMEWORKS, REC_PHASE_BEGIN, REC_PHASE_END, REC_REFUSALS,
+    REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define, recorder_end, recorder_file, recorder_finish_file,
     recorder_free, recorder_mark, recorder_read_ring, recorder_ring, recorder_set_stacks,
     recorder_thread_id, thread_set_framework,
 )
@@ -110,6 +111,7 @@ cdef class NameTable:
 FURTHER_TAGS = "further tags"
 cdef NameTable labels = NameTable(REC_TAGS, label_texts)
 cdef NameTable stacks = NameTable(REC_STACKS, [""])
+cdef NameTable refusals = NameTable(REC_REFUSALS, [""])
 # Numbers of stacks by their calls, so that a text is made only for a stack that is new, or new to a
 # recording. Guarded by the interpreter lock.
 cdef StackTable known_stacks    # empty
@@ -276,6 +278,22 @@ def set_category(uint16_t label, addresses):
     """Write the category of the live blocks at some addresses."""
     for address in addresses:
         mark(REC_CATEGORY, address, label)
+
+
+def note_refusal(facts):
+    """Write the facts of a refused request, a text in JSON, into all recordings."""
+    refusals.number(facts)
+
+
+def label_here():
+    """Return the innermost label of this context; "" if there is none."""
+    return labels.texts[innermost_label(True)]
+
+
+def frames_here():
+    """Return the frames of the caller, the innermost first: file, line and name."""
+    cdef uint16_t stack = number_frames(False)
+    return json.loads(stacks.texts[stack]) if stack else []
 
 
 # ---- recorders -----------------------------------------------------------------------------------
@@ -463,6 +481,7 @@ cdef class RecorderHandle:
             "tags": dict(enumerate(labels.texts[1:], start=1)),
             "stacks": dict(enumerate(stacks.texts[1:], start=1)),
             "frameworks": dict(enumerate(FRAMEWORKS[1:], start=1)),
+            "refusals": dict(enumerate(refusals.texts[1:], start=1)),
         }
 
 

@@ -32,6 +32,7 @@ cdef extern from "recorder_types.h" nogil:
         REC_TAGS
         REC_FRAMEWORKS
         REC_STACKS
+        REC_REFUSALS
         FRAMEWORK_TORCH
         FRAMEWORK_CUPY
         FRAMEWORK_VIRTUAL

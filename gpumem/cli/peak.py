@@ -104,5 +104,10 @@ def _rows(found: Peak) -> dict[str, str]:
         blocks = f"{each.blocks:,} block{'s' * (each.blocks != 1)}"
         rows[f"stack {number}"] = f"{format_size(each.nbytes)} in {blocks}: {frames}"
     if found.refused:
-        rows["refused"] = f"{len(found.refused):,}, the last {format_size(found.refused[-1])}"
+        last = found.refused[-1]
+        of = f" of {last.owner}" if last.owner else ""
+        limit = f", limit {last.limit_name} {format_size(last.limit)}" if last.limit else ""
+        rows["refused"] = f"{len(found.refused):,}, the last {format_size(last.nbytes)}{of}{limit}"
+        if last.advice:
+            rows["advice"] = last.advice
     return rows

@@ -82,7 +82,8 @@ def _show(made: Report) -> None:
         pairs(
             {
                 "page": f"{made.path}, {format_size(made.nbytes)}",
-                "events": f"{made.events:,}, {made.allocations:,} allocation{'s' * (made.allocations != 1)}",
+                "events": f"{made.events:,}, {made.allocations:,} "
+                f"allocation{'s' * (made.allocations != 1)}",
                 "peak live": format_size(made.peak_live_bytes),
                 "live at the end": f"{format_size(made.live_at_end_bytes)} in "
                 f"{made.live_at_end_blocks:,} block{'s' * (made.live_at_end_blocks != 1)}",

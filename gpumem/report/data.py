@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
-from gpumem.traces import Curve, Segments, Trace
+from gpumem.traces import ALLOC, Curve, Segments, Trace
 from gpumem.traces.groups import Rules, groups_of, peak_event, phase_at, phase_table
 from gpumem.traces.trace import Frames
 
@@ -63,7 +64,7 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
         peak_live_bytes=trace.peak_requested,
         live_at_end_blocks=int(np.count_nonzero(~blocks.freed)),
         live_at_end_bytes=int(blocks.size[~blocks.freed].sum()),
-        failed_allocs=len(trace.details.failures) if trace.details else 0,
+        failed_allocs=len(trace.details.refusals) if trace.details else 0,
         lost_events=_plain_int(trace.meta, "lost") + _plain_int(trace.meta, "torn"),
     )
 
@@ -188,7 +189,7 @@ def run_data(
         "endedUs": max(int(np.max(trace.time_us, initial=0)), _plain_int(trace.meta, "ended_us")),
         "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],
         "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
-        "failures": _failures(trace, moving),
+        "refusals": _refusals(trace, moving),
         "phases": _phases(trace, moving),
         "steps": np.searchsorted(moving, trace.step_start).tolist(),
         "policies": [_policy_facts(each, moving) for each in served],
@@ -278,10 +279,36 @@ def _stream_names(trace: Trace) -> list[str]:
     return names + [f"stream {number}" for number in range(len(names), trace.streams)]
 
 
-def _failures(trace: Trace, moving: NDArray[np.int64]) -> list[list[int]]:
-    failures = trace.details.failures if trace.details else ()
-    at = np.searchsorted(moving, [at for at, _ in failures]).tolist()
-    return [[place, nbytes] for place, (_, nbytes) in zip(at, failures, strict=True)]
+def refusals_of(trace: Trace) -> list[tuple[int, RefusedRequest]]:
+    """Return refused requests, with the bytes that the trace shows where a log has no figures."""
+    found = trace.details.refusals if trace.details else ()
+    if not found or trace.details is None:
+        return []
+    live, held = np.append(trace.live_bytes(), 0), trace.details.held
+    reserved = None if held is None else held.by_event(trace.events)
+    filled = []
+    for at, refusal in found:
+        before = at - 1 if at else -1  # of `live` the last is 0
+        known: dict[str, Any] = {}
+        if refusal.in_use is None:
+            known["in_use"] = int(live[before])
+        if refusal.reserved is None and reserved is not None and at:
+            known["reserved"] = int(reserved[before])
+        filled.append((at, refusal._replace(**known)))
+    return filled
+
+
+def _refusals(trace: Trace, moving: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return the refusals of a page; `ended` are those after which nothing was allocated."""
+    last = int(np.max(np.flatnonzero(trace.action == ALLOC), initial=-1))
+    return [
+        {
+            "move": int(np.searchsorted(moving, at)),
+            "ended": at > last,
+            **refusal._asdict(),
+        }
+        for at, refusal in refusals_of(trace)
+    ]
 
 
 def _phases(trace: Trace, moving: NDArray[np.int64]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gpumem.report.processes import text_of
 # In this order: a script uses those before it.
 _SCRIPTS = (
     "format columns theme model stacks groups tree charts phases timeline block map moment flame "
-    "lanes sizes tables runs figures link main"
+    "lanes sizes tables runs refused figures link main"
 )
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _FACTS = re.compile(rb'<script id="facts" type="application/json">([^<]*)</script>')

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem._support.arguments import require
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
-from gpumem.report.data import notice_of, recorded_policy
+from gpumem.report.data import notice_of, recorded_policy, refusals_of
 from gpumem.traces import Trace, load_trace
 from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
@@ -32,7 +33,14 @@ class Group(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Bytes of one site at two peaks; `grown` is negative if there are fewer in the second."""
+    """Bytes of one site at two peaks; `grown` is negative if there are fewer in the second.
+
+    Examples
+    --------
+    >>> from gpumem.observe import Change
+    >>> Change("forward (model.py:7)", 100, 150).grown
+    50
+    """
 
     name: str
     before: int
@@ -69,10 +77,20 @@ class Peak:
     groups : mapping of str to tuple of Group
         The live blocks by each grouping that the run has: "category", "owner", "stack" and "rule".
         Each has all blocks, the largest group first.
-    refused : tuple of int
-        Bytes of each refused allocation.
+    refused : tuple of RefusedRequest
+        Each refused request.
     notice : str
         Facts that the file lacks.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena) as recording, gpumem.observe.tag("weights"):
+    ...     buffer = arena.allocate(1000)
+    >>> found = gpumem.observe.peak(recording.trace())
+    >>> found.live_bytes, found.groups["owner"][0].name
+    (1000, 'weights')
     """
 
     name: str
@@ -82,7 +100,7 @@ class Peak:
     time_us: int
     phase: str
     groups: Mapping[str, tuple[Group, ...]]
-    refused: tuple[int, ...]
+    refused: tuple[RefusedRequest, ...]
     notice: str
 
     def __repr__(self) -> str:
@@ -100,7 +118,8 @@ class Peak:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a plain dict."""
         groups = {by: [each._asdict() for each in found] for by, found in self.groups.items()}
-        return {**asdict(self), "groups": groups, "refused": list(self.refused)}
+        refused = [each._asdict() for each in self.refused]
+        return {**asdict(self), "groups": groups, "refused": refused}
 
     def diff(self, later: Peak) -> tuple[Change, ...]:
         """Compare the peak of this run with that of another one, by call stack.
@@ -165,7 +184,6 @@ def peak(
 def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
     """Return the peak of a trace."""
     at = peak_event(trace)
-    details = trace.details
     held = recorded_policy(trace)
     groups = {}
     for by in ("category", "owner", "stack", *(["rule"] if rules else [])):
@@ -179,6 +197,6 @@ def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
         time_us=int(trace.time_us[at]) if trace.events else 0,
         phase=phase_at(trace, at),
         groups=groups,
-        refused=tuple(nbytes for _, nbytes in details.failures) if details else (),
+        refused=tuple(each for _, each in refusals_of(trace)),
         notice=notice_of(trace),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
 from gpumem.traces.categories import (
@@ -72,7 +73,7 @@ class TraceBuilder:
         self._held_at = array("q")  # events before each change
         self._asleep = array("q")  # bytes that went to sleep, by change of those held
         self._holding = 0  # the sum of the changes
-        self._failures: list[tuple[int, int]] = []
+        self._refusals: list[tuple[int, RefusedRequest]] = []
         self._stack = array("i")  # by block number; -1: none
         self._stacks: dict[Frames, int] = {}
         self._known_stacks: dict[int, tuple[int, Frames]] = {}  # by the id of the frames kept here
@@ -161,9 +162,12 @@ class TraceBuilder:
         """Record that no memory lies at these addresses any more; it may be part of a segment."""
         self._segments.end(address, nbytes, len(self))
 
-    def failure(self, nbytes: int) -> None:
-        """Record that an allocation of `nbytes` failed."""
-        self._failures.append((len(self), nbytes))
+    def refuse(self, refusal: RefusedRequest) -> None:
+        """Record that a request was refused; with figures it replaces the attempts before it."""
+        kept = self._refusals
+        while refusal.memory and kept and kept[-1][1] == RefusedRequest(refusal.nbytes):
+            kept.pop()
+        kept.append((len(self), refusal))
 
     def begin(self) -> None:
         """Record that the log begins here: the blocks so far were live before."""
@@ -239,7 +243,7 @@ class TraceBuilder:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
         details = self._details()
         first = self._origin_us + (self._time_us[0] if self._time_us else 0)
-        facts = {**meta, "failed_allocs": len(self._failures), "first_us": first}
+        facts = {**meta, "failed_allocs": len(self._refusals), "first_us": first}
         columns = self._action, self._block, self._size, self._stream
         action, block, size, stream = map(np.array, columns)
         steps = np.array(steps_of(details.phases), np.int64)
@@ -259,7 +263,7 @@ class TraceBuilder:
             tuple(self._owners),
             tuple(map(_stream_name, self._streams)),
             held if held.at.size else None,
-            tuple(self._failures),
+            tuple(self._refusals),
             np.array(self._stack, np.int32) if self._stacks else None,
             tuple(self._stacks),
             self._segments.columns(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import IO, NamedTuple
 
@@ -26,6 +27,7 @@ from gpumem._events.events import (
     RecordedResource,
     parse,
 )
+from gpumem._events.refusals import RefusedRequest
 from gpumem._support.arguments import refuse, require
 from gpumem._support.texts import shown
 from gpumem.errors import EventFileError, TraceError
@@ -35,6 +37,7 @@ from gpumem.traces.trace import Frames, Trace
 __all__ = ["MAGIC", "read_recording", "traces_of"]
 
 _PER_THREAD_STREAM = 2
+_NAME_BYTES = 63  # of a resource's name
 _EVERY = -2  # the memory of events of the program
 _OLDEST = 1 << 63  # of a block that was allocated before the recording, in nanoseconds
 
@@ -98,13 +101,15 @@ def traces_of(
     before = _live_before(events, records, known) if known or live is not None else []
     traces = []
     for number in range(len(memories)) if device is None else [device]:
+        memory_name = memories[number] if memories else ""
         begun = [row for row in before if memory_of[row.resource] == number]
-        builder = _record(events, records[(memory == number) | (memory == _EVERY)], begun)
+        here = records[(memory == number) | (memory == _EVERY)]
+        builder = _record(events, memory_name, here, begun)
         if not len(builder):
             continue
         meta = {
             "source": "gpumem",
-            "memory": memories[number] if memories else "",
+            "memory": memory_name,
             "torn": events.torn,
             "lost": events.lost,
         }
@@ -120,7 +125,9 @@ def traces_of(
     return traces
 
 
-def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before]) -> TraceBuilder:
+def _record(
+    events: Events, memory: str, records: NDArray[np.void], begun: Sequence[_Before]
+) -> TraceBuilder:
     """Record the events of one memory, which begin with blocks that were live before."""
     builder = TraceBuilder(origin_us=events.began // 1000)
     owner_of = cache(partial(_owner, events))
@@ -131,13 +138,28 @@ def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before])
         where = f"address {row.address:#x}"
         builder.alloc(where, place, row.nbytes, key, began // 1000, owner, row.frames)
     builder.begin()
+    refused = deque(_refused(events, memory))
     places = [n << 64 for n in np.unique(records["resource"]).tolist()]
     for slot in records.tolist():
+        while refused and refused[0].time - events.began <= slot[0]:
+            builder.refuse(refused.popleft())
         if slot[5] >= PHASE_BEGIN:
             _record_phase(builder, events.tags, places, slot)
         else:
             _record_event(builder, owner_of, events.stacks, slot)
+    for refusal in refused:
+        builder.refuse(refusal)
     return builder
+
+
+def _refused(events: Events, memory: str) -> Iterator[RefusedRequest]:
+    """Yield the refused requests of those resources of a memory that are recorded, by time."""
+    names = {each.name for each in events.resources.values() if each.memory == memory}
+    for refusal in sorted(events.refusals.values(), key=lambda each: each.time):
+        here = refusal.memory == memory and refusal.resource[:_NAME_BYTES] in names
+        if here and refusal.time >= events.began:  # a process keeps the texts of earlier ones
+            owner = owner_named(refusal.owner, refusal.stack, None, refusal.resource)
+            yield refusal._replace(owner=owner)
 
 
 def _record_phase(
@@ -214,7 +236,7 @@ def _record_event(
     time, address, nbytes, _, stream, kind, framework, thread, tag, stack, resource = row
     where = f"address {address:#x}"
     if kind == FAILURE:
-        builder.failure(nbytes)
+        builder.refuse(RefusedRequest(nbytes))
         return
     # An arena inside a block of another one begins at the same address.
     place = resource << 64 | address

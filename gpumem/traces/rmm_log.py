@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import IO
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.trace import Trace
@@ -78,7 +79,7 @@ def _record_line(builder: TraceBuilder, clock: _Clock, where: str, line: str) ->
     nbytes = _size(size, where)
     handle = _pointer("stream", stream, where)
     if action == "allocate failure":
-        builder.failure(nbytes)
+        builder.refuse(RefusedRequest(nbytes))
     elif address and action == "allocate":
         builder.alloc(where, address, nbytes, handle, time_us, f"thread {thread}")
     elif address:

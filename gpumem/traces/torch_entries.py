@@ -108,6 +108,8 @@ class Entries:
             address, stream = integer(entry, "addr", where), integer(entry, "stream", where)
             # Snapshots of PyTorch before 2.1 carry no times.
             time_us = integer(entry, "time_us", where, default=0)
+        elif action == OOM:
+            address = integer(entry, "device_free", where, default=0)
         if action != OTHER:
             size = integer(entry, "size", where)
         self.stack.append(self.stacks.number_of(entry.get("frames")))

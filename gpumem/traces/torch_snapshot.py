@@ -13,6 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import shown
 from gpumem.errors import TraceError
@@ -337,7 +338,9 @@ class _History:
                     change = builder.segment_begin if action == BEGIN else builder.segment_end
                     change(address, size)
             elif action == OOM:
-                builder.failure(size)
+                device = f"device {self.device}"
+                by = {"owner": owners[stack], "stack": frames[stack]}
+                builder.refuse(RefusedRequest(size, memory=device, device_free=address, **by))
         return ended, extents
 
     def _has(self, action: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpumem._events.refusals import RefusedRequest
 from gpumem._support.sizes import format_size
 from gpumem.errors import TraceError
 
@@ -410,8 +411,8 @@ class Details:
         Name of each stream, by number.
     held : Curve or None
         Bytes reserved from the driver since the log began; None if the log lacks them.
-    failures : tuple of (int, int)
-        Number of events before each failed allocation, and its requested bytes.
+    refusals : tuple of (int, RefusedRequest)
+        Number of events before each refused request, and its figures.
     stack : ndarray of int32, shape (allocs,), or None
         Stack of each allocation, as an index of `stacks`; -1: not recorded. None: of none.
     stacks : tuple of Frames
@@ -434,7 +435,7 @@ class Details:
     owners: tuple[str, ...]
     streams: tuple[str, ...]
     held: Curve | None = None
-    failures: tuple[tuple[int, int], ...] = ()
+    refusals: tuple[tuple[int, RefusedRequest], ...] = ()
     stack: NDArray[np.int32] | None = None
     stacks: tuple[Frames, ...] = ()
     segments: Segments | None = None

@@ -44,6 +44,7 @@ UPWARD = {
     ("_support", "lease_create"): "the end of a lease frees the block to its owner",
     ("_support", "close_after_body"): "calls the close of a with block's object",
     ("_support", "event_sources_visit"): "visits each event source under the lock of their lists",
+    ("errors", "on_refusal"): "a recording writes the figures of an error before it is raised",
     ("_support", "recorder_set_stacks"): "the interpreter's stack of an event",
     # Allocators below Python call what stands above them.
     ("_native/arena", "HeapHooks"): "a debug heap stores Python stacks and schedules reports",

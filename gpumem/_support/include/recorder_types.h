@@ -31,6 +31,7 @@ enum {
     REC_FRAMEWORKS = 3,
     REC_THREADS = 4,
     REC_STACKS = 5,
+    REC_REFUSALS = 7, /* 6: live blocks */
     /* Numbers of frameworks; observe/_recording has their names. */
     FRAMEWORK_TORCH = 1,
     FRAMEWORK_CUPY = 2,

@@ -34,6 +34,10 @@ function showTip(x, y, ...facts) {
 
 function hideTip() { element("tip").hidden = true; }
 
+function frameLine({ file, line, name }) {
+  return make("li", { className: line ? "" : "native" }, make("b", {}, name), " ", make("span", {}, line ? `${file}:${line}` : file));
+}
+
 // The selected block, with its stack, in a panel that stays until it is closed.
 function showBlock(app) {
   const panel = element("block"), b = app.view.block, { run } = app;
@@ -44,8 +48,7 @@ function showBlock(app) {
   element("block-title").textContent = blockTitle(app, b);
   element("block-facts").replaceChildren(...definitions(blockFacts(app, b)).children);
   const frames = run.frames(run.stack[b]);
-  element("block-stack").replaceChildren(...frames.map(({ file, line, name }) =>
-    make("li", { className: line ? "" : "native" }, make("b", {}, name), " ", make("span", {}, line ? `${file}:${line}` : file))));
+  element("block-stack").replaceChildren(...frames.map(frameLine));
   element("block-without").hidden = frames.length > 0;
   element("block-of-stack").hidden = !frames.length;
 }

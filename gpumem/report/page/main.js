@@ -43,6 +43,7 @@ class App {
     [this.view.x0, this.view.x1] = this.extent();
     this.charts = [timelineChart, mapChart, lanesChart, sizesChart].map((chart) => chart(this));
     showNotes(this);
+    refusedPanel(this);
     runsTable(this);
   }
 

@@ -115,9 +115,10 @@ function momentText(app) {
   if (run.facts.moment) return "The blocks that are live in the snapshot.";
   const b = run.block[moment];
   const phase = phasesAt(run, moment);
+  const refused = refusalText(run.facts.refusals.filter((each) => momentBefore(each) === moment));
   const when = seconds(run.x(moment, "time"), 1e-4, run.extent("time")[1]);
   return `${app.view.at < 0 ? "The highest point: e" : "E"}vent ${count(moment + 1)} of ${count(run.moves)}, at ${when}: `
-    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}${phase && `, in ${phase}`}`;
+    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}${phase && `, in ${phase}`}${refused && `. ${refused}`}`;
 }
 
 // The colours, with the bytes of each group at the moment.

@@ -47,9 +47,11 @@ function timelineChart(app) {
     });
     if (!rows.length) return hideTip();
     const phase = phasesAt(app.run, app.run.moveBehind(x, app.view.axis));
+    const near = app.run.facts.refusals.filter(({ move }) => Math.abs(chart.valToPos(app.run.x(move, app.view.axis), "x") - left) < 6);
     const { left: begin, top: upper } = chart.over.getBoundingClientRect();
     showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}${phase && `, in ${phase}`}`), definitions(rows.reverse()),
-      ...(inOthers ? [make("small", {}, "The largest of the others"), definitions(othersAt(app, app.run.moveBehind(x, app.view.axis)))] : []));
+      ...(inOthers ? [make("small", {}, "The largest of the others"), definitions(othersAt(app, app.run.moveBehind(x, app.view.axis)))] : []),
+      ...(near.length ? [make("small", { className: "alarm" }, refusalText(near))] : []));
   }
 
   // The names of the lines, with their values at the cursor.
@@ -171,7 +173,7 @@ function drawSteps(app, u) {
   }
   ctx.fillStyle = app.theme.color("alarm");
   const w = 5 * devicePixelRatio;
-  for (const [move] of run.facts.failures) if (inside(move)) {
+  for (const { move } of run.facts.refusals) if (inside(move)) {
     ctx.beginPath();
     ctx.moveTo(at(move) - w, bbox.top);
     ctx.lineTo(at(move) + w, bbox.top);

@@ -1,0 +1,31 @@
+// ---- refused requests: the first facts of a page where a run ended with one ---------------------
+
+function refusedPanel(app) {
+  const { refusals } = app.run.facts, panel = element("refused-panel");
+  panel.hidden = !refusals.length;
+  if (panel.hidden) return;
+  const last = refusals[refusals.length - 1];
+  if (last.ended) element("notice").after(panel);
+  else element("figures").after(panel);
+  element("refused-title").textContent = last.ended ? `Refused at the end: ${bytes(last.nbytes)}` : `Refused: ${plural(refusals.length, "request")}`;
+  const rows = refusals.slice(-FEW).reverse().map((each) => {
+    const shown = make("button", { type: "button" }, app.whereText(app.run.x(momentBefore(each), app.view.axis)));
+    shown.addEventListener("click", () => app.goTo(momentBefore(each)));
+    return make("tr", {}, make("th", { scope: "row" }, bytes(each.nbytes)), cell(ownerText(each.owner), "words"),
+      cell(each.limit ? `${each.limit_name}, ${bytes(each.limit)}` : "–", "words"),
+      ...[each.in_use, each.reserved, each.free, each.largest_free, each.device_free].map((value) => cell(bytes(value))),
+      make("td", {}, shown));
+  });
+  element("refused").replaceChildren(head("Requested", "<By", "<Limit", "In use", "Reserved", "Of it free", "Largest free", "Device free", "Moment before"),
+    make("tbody", {}, ...rows));
+  element("refused-advice").textContent = last.advice;
+  element("refused-stack").replaceChildren(...last.stack.map(([file, line, name]) => frameLine({ file, line, name })));
+}
+
+// A refusal changes nothing: the state is that after the move before it.
+function momentBefore(refusal) { return Math.max(0, refusal.move - 1); }
+
+function refusalText(refusals) {
+  return refusals.map((each) => `Then ${bytes(each.nbytes)} of ${ownerText(each.owner) || "unknown"} were refused`
+    + (each.limit ? ` by ${each.limit_name} of ${bytes(each.limit)}.` : ".")).join(" ");
+}

@@ -1,0 +1,85 @@
+"""Refused requests on the page."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.runs import LOAD, MIB, told_run
+
+from gpumem._events.refusals import RefusedRequest
+from gpumem.report import write_report
+
+REFUSAL = RefusedRequest(
+    9 * MIB,
+    0,
+    "cuda:0",
+    "torch",
+    "forward",
+    "max_mem",
+    8 * MIB,
+    7 * MIB,
+    8 * MIB,
+    MIB,
+    MIB,
+    2 * MIB,
+    "raise max_mem",
+    LOAD,
+)
+
+
+@pytest.fixture
+def refused(open_page, tmp_path):
+    """Open the page of a run with a refusal before an event."""
+
+    def made(at):
+        run = told_run()
+        details = replace(run.details, refusals=((at, REFUSAL),))
+        write_report(replace(run, details=details), tmp_path / "page.html")
+        return open_page(tmp_path / "page.html")
+
+    return made
+
+
+def first_panel(page):
+    return page.browser.evaluate(
+        "document.querySelector('main > :is(section, dl):not([hidden])').id"
+    )
+
+
+def test_run_that_ends_with_a_refusal_begins_with_it(refused):
+    page = refused(3)
+    assert first_panel(page) == "refused-panel"
+    assert page.text("#refused-title") == "Refused at the end: 9 MiB"
+    assert page.rows("#refused") == [
+        [
+            "9 MiB",
+            "forward",
+            "max_mem, 8 MiB",
+            "7 MiB",
+            "8 MiB",
+            "1 MiB",
+            "1 MiB",
+            "2 MiB",
+            "2.000 s",
+        ]
+    ]
+    assert page.text("#refused-advice") == "raise max_mem"
+    assert "load" in page.text("#refused-stack")
+
+
+def test_run_that_goes_on_after_a_refusal_begins_with_its_figures(refused):
+    page = refused(2)
+    assert first_panel(page) == "figures"
+    assert page.text("#refused-title") == "Refused: 1 request"
+
+
+def test_state_before_a_refusal_names_it(refused):
+    page = refused(2)
+    page.press("#refused tbody button")
+    assert page.text("#moment-text").endswith(
+        "Then 9 MiB of forward were refused by max_mem of 8 MiB."
+    )
+
+
+def test_page_without_refusals_has_no_panel(open_page, tmp_path):
+    write_report(told_run(), tmp_path / "page.html")
+    assert open_page(tmp_path / "page.html").hidden("#refused-panel")
