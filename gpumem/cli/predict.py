@@ -111,18 +111,12 @@ def _show(console: Console, prediction: Prediction) -> None:
         f"{gpu.name}, {format_size(gpu.memory)}; PyTorch {prediction.torch}; "
         f"{counted(first.steps, 'step')}"
     )
-    rows = table("allocator", "live peak", "reserved peak", "", numbers=0)
+    rows = table("allocator", "live peak", "reserved peak", "")
     for name, run in prediction.runs.items():
-        rows.add_row(
-            _TITLES[name],
-            format_size(run.live),
-            format_size(run.reserved),
-            _verdict(prediction, run),
-        )
+        sizes = map(format_size, (run.live, run.reserved))
+        rows.add_row(_TITLES[name], *sizes, _verdict(prediction, run))
     console.print(rows)
-    console.print(
-        f"outside of the allocators: {format_size(gpu.context)} for the process (an estimate)"
-    )
+    console.print(f"besides: {format_size(gpu.context)} for the process's context, an estimate")
     if not gpu.compared:
         console.print("no prediction for this GPU was compared with a run on it")
     if prediction.unknown:
@@ -130,11 +124,9 @@ def _show(console: Console, prediction: Prediction) -> None:
         console.print(f"unknown functions of this PyTorch, which fail if they are called: {names}")
     for line in _notices(first):
         console.print(visible(line))
-    for run in prediction.runs.values():
-        if run.end == "failed":
-            for line in run.output.splitlines()[-_LINES_OF_OUTPUT:]:
-                console.print(f"  {visible(line)}")
-            break
+    failed = next((run for run in prediction.runs.values() if run.end == "failed"), None)
+    for line in failed.output.splitlines()[-_LINES_OF_OUTPUT:] if failed else ():
+        console.print(f"  {visible(line)}")
 
 
 def _verdict(prediction: Prediction, run: PredictedRun) -> str:

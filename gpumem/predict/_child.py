@@ -1,8 +1,10 @@
 """Runs a script over the null CUDA: the program of a child process of `gpumem.predict`.
 
 It is started by its path and imports nothing of gpumem unless the run is one with gpumem's
-allocator, so that the process is that of the script. Its one argument is a JSON object, `Order`;
-it writes one JSON object to the descriptor `order["answer"]` and ends.
+allocator, so that the process is that of the script. Its one argument is the order, a JSON object:
+the path of the null CUDA (`library`), the fields of `NullDevice` (`device`), the `allocator`, the
+number of `steps` after which the script is stopped, the script with its arguments (`command`), and
+the descriptor that the answer is written to, one JSON object (`answer`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 import traceback
 from collections import Counter
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 MAX_DEVICES = 16
 MAX_ATTRIBUTES = 160
@@ -36,33 +38,6 @@ SHAPING = re.compile(
 VALUES = {"item", "_local_scalar_dense", "is_nonzero", "copy_", "_to_copy", "to", "cpu", "equal"}
 
 _OPERATOR = re.compile(rb"_ZN(?:2at4_ops|6vision3ops)(\d+)")
-
-
-class Order(TypedDict):
-    """The order to a child.
-
-    Attributes
-    ----------
-    library : str
-        Path of the null CUDA.
-    device : dict
-        Fields of `NullDevice`; the attributes by number.
-    allocator : str
-        "default", "expandable" or "gpumem".
-    steps : int
-        Optimizer steps after which the script is stopped.
-    command : list of str
-        The script and its arguments.
-    answer : int
-        The descriptor for the answer.
-    """
-
-    library: str
-    device: dict[str, Any]
-    allocator: str
-    steps: int
-    command: list[str]
-    answer: int
 
 
 class NullDevice(ctypes.Structure):
@@ -172,7 +147,7 @@ class Callers:
 class ScriptRun:
     """One run of a script: its notes, its end and its answer."""
 
-    def __init__(self, order: Order, library: ctypes.CDLL) -> None:
+    def __init__(self, order: dict[str, Any], library: ctypes.CDLL) -> None:
         self.order = order
         self.library = library
         self.script = os.path.abspath(order["command"][0])
@@ -318,5 +293,5 @@ class ScriptRun:
 
 
 if __name__ == "__main__":
-    _order: Order = json.loads(sys.argv[1])
+    _order = json.loads(sys.argv[1])
     ScriptRun(_order, load(_order["library"], _order["device"])).run()

@@ -16,6 +16,7 @@ _COMMON = {
     **{9: 65536, 10: 32, 11: 2147483647, 12: 65536, 14: 512, 15: 1, 19: 1, 30: 512, 31: 1},
     **{32: 1, 40: 3, 41: 1, 51: 32, 78: 1, 79: 1, 80: 1, 82: 65536, 83: 1, 87: 2, 89: 1, 90: 1},
     **{91: 1, 95: 1, 96: 1, 99: 1, 111: 1024, 112: 1, 114: 1, 115: 1, 119: 1, 121: 1, 122: 1},
+    **{13: 1_980_000, 36: 2_619_000},  # clocks in kHz; nothing depends on them
     102: 1,  # physical handles that are mapped to reserved addresses; 103: shared by descriptor
     **{103: 1, 109: 134213632, 125: 1, 129: 1, 134: -1},
 }
@@ -29,15 +30,15 @@ class Gpu:
     ----------
     name : str
         The driver's name for it.
-    memory : int
-        Bytes, as the driver states them.
+    memory_mib : int
+        MiB, as PyTorch states them on such a GPU.
     capability : tuple of int
         Compute capability: major and minor version.
     multiprocessors : int
-    cache : int
-        Bytes of the second-level cache.
-    shared : int
-        Bytes of shared memory of a multiprocessor; a block can have 1 KiB less.
+    cache_mib : int
+        MiB of the second-level cache.
+    shared_kib : int
+        KiB of shared memory of a multiprocessor; a block can have 1 KiB less.
     threads, blocks : int
         Threads and blocks that a multiprocessor can hold.
     bus : int
@@ -49,16 +50,21 @@ class Gpu:
     """
 
     name: str
-    memory: int
+    memory_mib: int
     capability: tuple[int, int]
     multiprocessors: int
-    cache: int
-    shared: int
+    cache_mib: int
+    shared_kib: int
     threads: int
     blocks: int
     bus: int
     compared: bool = False
     context: int = 600 << 20
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory."""
+        return self.memory_mib << 20
 
     def attributes(self) -> dict[int, int]:
         """Return all attributes by the driver's number."""
@@ -66,52 +72,31 @@ class Gpu:
             **_COMMON,
             16: self.multiprocessors,
             37: self.bus,
-            38: self.cache,
+            38: self.cache_mib << 20,
             39: self.threads,
             75: self.capability[0],
             76: self.capability[1],
-            81: self.shared,
-            97: self.shared - 1024,
+            81: self.shared_kib << 10,
+            97: (self.shared_kib - 1) << 10,
             106: self.blocks,
-            108: self.cache // 8 * 5,
+            108: (self.cache_mib << 20) // 8 * 5,
             120: int(self.capability[0] >= 9),
-            13: 1_980_000,  # kHz; nothing depends on it
-            36: 2_619_000,
         }
 
 
-def _row(
-    name: str,
-    gib: float,
-    capability: tuple[int, int],
-    multiprocessors: int,
-    cache_mib: int,
-    shared_kib: int,
-    threads: int,
-    blocks: int,
-    bus: int,
-    compared: bool = False,
-) -> Gpu:
-    memory = round(gib * 1024) << 20
-    cache, shared = cache_mib << 20, shared_kib << 10
-    parts = (memory, capability, multiprocessors, cache, shared, threads, blocks, bus, compared)
-    return Gpu(f"NVIDIA {name}", *parts)
-
-
-# The memory in GiB is the one that PyTorch states in its messages on such a GPU.
 _GPUS = {
-    "h100": _row("H100 80GB HBM3", 79.18, (9, 0), 132, 50, 228, 2048, 32, 5120, True),
-    "h200": _row("H200", 139.81, (9, 0), 132, 60, 228, 2048, 32, 6144, True),
-    "a100": _row("A100-SXM4-80GB", 79.25, (8, 0), 108, 40, 164, 2048, 32, 5120),
-    "a100-40gb": _row("A100-SXM4-40GB", 39.49, (8, 0), 108, 40, 164, 2048, 32, 5120),
-    "b200": _row("B200", 178.35, (10, 0), 148, 126, 228, 2048, 32, 8192),
-    "l40s": _row("L40S", 44.42, (8, 9), 142, 96, 100, 1536, 24, 384),
-    "l4": _row("L4", 22.03, (8, 9), 58, 48, 100, 1536, 24, 192),
-    "a10g": _row("A10G", 22.06, (8, 6), 80, 6, 100, 1536, 16, 384),
-    "t4": _row("Tesla T4", 14.56, (7, 5), 40, 4, 64, 1024, 16, 256),
-    "3090": _row("GeForce RTX 3090", 23.68, (8, 6), 82, 6, 100, 1536, 16, 384),
-    "4090": _row("GeForce RTX 4090", 23.52, (8, 9), 128, 72, 100, 1536, 24, 384),
-    "5090": _row("GeForce RTX 5090", 31.37, (12, 0), 170, 96, 100, 1536, 24, 512),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 81_080, (9, 0), 132, 50, 228, 2048, 32, 5120, True),
+    "h200": Gpu("NVIDIA H200", 143_165, (9, 0), 132, 60, 228, 2048, 32, 6144, True),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 81_152, (8, 0), 108, 40, 164, 2048, 32, 5120),
+    "a100-40gb": Gpu("NVIDIA A100-SXM4-40GB", 40_438, (8, 0), 108, 40, 164, 2048, 32, 5120),
+    "b200": Gpu("NVIDIA B200", 182_630, (10, 0), 148, 126, 228, 2048, 32, 8192),
+    "l40s": Gpu("NVIDIA L40S", 45_486, (8, 9), 142, 96, 100, 1536, 24, 384),
+    "l4": Gpu("NVIDIA L4", 22_559, (8, 9), 58, 48, 100, 1536, 24, 192),
+    "a10g": Gpu("NVIDIA A10G", 22_589, (8, 6), 80, 6, 100, 1536, 16, 384),
+    "t4": Gpu("Tesla T4", 14_909, (7, 5), 40, 4, 64, 1024, 16, 256),
+    "3090": Gpu("NVIDIA GeForce RTX 3090", 24_248, (8, 6), 82, 6, 100, 1536, 16, 384),
+    "4090": Gpu("NVIDIA GeForce RTX 4090", 24_084, (8, 9), 128, 72, 100, 1536, 24, 384),
+    "5090": Gpu("NVIDIA GeForce RTX 5090", 32_123, (12, 0), 170, 96, 100, 1536, 24, 512),
 }
 
 
@@ -151,4 +136,4 @@ def gpu(name: str = "h100", memory: int | None = None) -> Gpu:
             f"invalid memory = {memory}: expected more than the {found.context} bytes that a "
             "process holds outside of its allocators"
         )
-    return replace(found, memory=memory)
+    return replace(found, memory_mib=memory >> 20)

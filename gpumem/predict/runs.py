@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumem.errors import ConfigError
 from gpumem.predict import pytorch
@@ -121,6 +121,16 @@ class Prediction:
         return run.end != "memory" if run.is_complete else None
 
 
+class _Task(NamedTuple):
+    """What the runs of a prediction have in common."""
+
+    command: Sequence[str]
+    gpu: Gpu
+    steps: int
+    cuda: str
+    seconds: float
+
+
 def predict_script(
     command: Sequence[str],
     *,
@@ -166,15 +176,12 @@ def predict_script(
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
     installed = pytorch.require()
     target = _gpu(gpu, memory)
+    task = _Task(tuple(command), target, steps, installed.cuda, seconds)
     with ThreadPoolExecutor(min(len(allocators), os.cpu_count() or 1)) as pool:
-        runs = list(
-            pool.map(
-                lambda name: _run(name, command, target, steps, installed.cuda, seconds), allocators
-            )
-        )
+        made = pool.map(lambda allocator: _run(allocator, task), allocators)
+        runs = dict(zip(allocators, made, strict=True))
     unknown = pytorch.unknown_functions(installed.folder, library())
-    made = dict(zip(allocators, runs, strict=True))
-    return Prediction(target, installed.version, installed.cuda, unknown, made)
+    return Prediction(target, installed.version, installed.cuda, unknown, runs)
 
 
 _gpu = gpu  # `predict_script` has a parameter of that name
@@ -198,26 +205,18 @@ def device_of(gpu: Gpu, cuda: str, count: int = 1) -> dict[str, Any]:
     }
 
 
-def _run(
-    allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
-) -> PredictedRun:
+def _run(allocator: str, task: _Task) -> PredictedRun:
     """Run the script over an allocator; once more without a limit if it runs out of memory."""
-    run = _run_once(allocator, command, gpu, steps, cuda, seconds)
+    run = _run_once(allocator, task)
     if run.end != "memory":
         return run
-    ample = _run_once(
-        allocator, command, replace(gpu, memory=_AMPLE * gpu.memory), steps, cuda, seconds
-    )
-    return (
-        replace(ample, end="memory", line=run.line, reason=run.reason)
-        if (ample.is_complete)
-        else run
-    )
+    gpu = replace(task.gpu, memory_mib=_AMPLE * task.gpu.memory_mib)
+    ample = _run_once(allocator, task._replace(gpu=gpu))
+    found = ample if ample.is_complete else run
+    return replace(found, end="memory", line=run.line, reason=run.reason)
 
 
-def _run_once(
-    allocator: str, command: Sequence[str], gpu: Gpu, steps: int, cuda: str, seconds: float
-) -> PredictedRun:
+def _run_once(allocator: str, task: _Task) -> PredictedRun:
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         # Libraries that look for the driver by its name, such as Triton, find the null CUDA here.
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -225,10 +224,10 @@ def _run_once(
         reading, writing = os.pipe()
         order = {
             "library": str(library()),
-            "device": device_of(gpu, cuda),
+            "device": device_of(task.gpu, task.cuda),
             "allocator": allocator,
-            "steps": steps,
-            "command": list(command),
+            "steps": task.steps,
+            "command": list(task.command),
             "answer": writing,
         }
         with open(os.path.join(folder, "output"), "w+b") as output, open(reading, "rb") as answers:
@@ -242,7 +241,7 @@ def _run_once(
                 start_new_session=True,
             )
             os.close(writing)
-            timer = threading.Timer(seconds, _end, [child])
+            timer = threading.Timer(task.seconds, _end, [child])
             timer.start()
             try:
                 answer = answers.read()
@@ -253,7 +252,7 @@ def _run_once(
                 _end(child)
             output.seek(0)
             text = output.read().decode(errors="replace")
-    return _read(allocator, answer, text, child.returncode, seconds if expired else None)
+    return _read(allocator, answer, text, child.returncode, task.seconds if expired else None)
 
 
 def _environment(allocator: str, folder: str) -> dict[str, str]:

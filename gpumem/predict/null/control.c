@@ -6,15 +6,10 @@
 
 NullDevice null;
 static _Atomic(NullListener) listening;
-static _Atomic uint64_t launches;
 
 void null_configure(const NullDevice *device) { null = *device; }
 
 void null_listen(NullListener listener) { listening = listener; }
-
-uint64_t null_launches(void) { return launches; }
-
-void null_launch(void) { launches++; }
 
 void null_report(NullKind kind, const char *name, uint64_t bytes) {
     NullListener listener = listening;

@@ -14,20 +14,23 @@
 #define NULL_HARMLESS(F)                                                                          \
     /* runtime: work is finished once it is queued, and a kernel's code is of no use */           \
     F(cudaDeviceSynchronize) F(cudaDeviceEnablePeerAccess) F(cudaDeviceSetGraphMemAttribute)      \
-    F(cudaStreamSynchronize) F(cudaStreamQuery) F(cudaEventDestroy)        \
-    F(cudaEventQuery) F(cudaEventRecord) F(cudaEventRecordWithFlags) F(cudaEventSynchronize)      \
-    F(cudaFuncSetAttribute) F(cudaKernelSetAttributeForDevice) F(cudaLibraryUnload)               \
-    F(cudaProfilerStart) F(cudaProfilerStop) F(cudaMemcpyToSymbol) F(cudaMemcpyPeerAsync)         \
-    F(cudaMemPoolSetAccess) F(cudaMemPoolSetAttribute) F(cudaMemPoolTrimTo) F(cudaGraphDestroy)   \
-    F(cudaGraphExecDestroy) F(cudaGraphLaunch) F(cudaGraphDebugDotPrint)                          \
-    F(__cudaRegisterFatBinaryEnd) F(__cudaRegisterFunction) F(__cudaRegisterVar)                  \
-    F(__cudaUnregisterFatBinary) F(__cudaPushCallConfiguration) F(__cudaInitModule)               \
+    F(cudaStreamSynchronize) F(cudaStreamQuery) F(cudaEventDestroy) F(cudaEventQuery)             \
+    F(cudaEventRecord) F(cudaEventRecordWithFlags) F(cudaEventSynchronize) F(cudaLaunchKernel)    \
+    F(cudaLaunchKernelExC) F(cudaLaunchCooperativeKernel) F(__cudaLaunchKernel)                   \
+    F(cudaThreadExchangeStreamCaptureMode) F(cudaFuncSetAttribute)                                \
+    F(cudaKernelSetAttributeForDevice) F(cudaLibraryUnload) F(cudaProfilerStart)                  \
+    F(cudaProfilerStop) F(cudaMemcpyToSymbol) F(cudaMemcpyPeerAsync) F(cudaMemPoolSetAccess)      \
+    F(cudaMemPoolSetAttribute) F(cudaMemPoolTrimTo) F(cudaGraphDestroy) F(cudaGraphExecDestroy)   \
+    F(cudaGraphLaunch) F(cudaGraphDebugDotPrint) F(__cudaRegisterFatBinaryEnd)                    \
+    F(__cudaRegisterFunction) F(__cudaRegisterVar) F(__cudaUnregisterFatBinary)                   \
+    F(__cudaPushCallConfiguration) F(__cudaInitModule)                                            \
     /* driver */                                                                                  \
     F(cuCtxSynchronize) F(cuCtxRecordEvent) F(cuCtxEnablePeerAccess) F(cuCtxDisablePeerAccess)    \
-    F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize)     \
-    F(cuStreamWaitValue32) F(cuStreamWaitValue64) F(cuEventRecord) F(cuEventQuery)                \
-    F(cuEventSynchronize) F(cuEventDestroy) F(cuGraphDestroy) F(cuGraphExecDestroy)               \
-    F(cuGraphLaunch) F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig)           \
+    F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize) F(cuStreamWaitValue32)   \
+    F(cuStreamWaitValue64) F(cuEventRecord) F(cuEventQuery) F(cuEventSynchronize)                 \
+    F(cuEventDestroy) F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch)                    \
+    F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig) F(cuLaunchKernel)          \
+    F(cuLaunchKernelEx) F(cuLaunchCooperativeKernel) F(cuThreadExchangeStreamCaptureMode)         \
     F(cuModuleUnload) F(cuLinkAddData_v2) F(cuLinkComplete) F(cuTensorMapEncodeTiled)             \
     F(cuTensorMapEncodeIm2col) F(cuCtxSetLimit)                                                   \
     /* cuBLAS: outputs are on the device; PyTorch passes a pointer of the device for scalars */   \
@@ -83,11 +86,12 @@
     /* a library with a CUDA runtime of its own begins with this one */                           \
     F(cuGetExportTable)                                                                           \
     /* runtime: graphs made by hand, other processes' memory */                                   \
-    F(cudaGraphAddNode) F(cudaGraphConditionalHandleCreate) F(cudaGraphRetainUserObject)          \
-    F(cudaStreamBeginCaptureToGraph) F(cudaStreamUpdateCaptureDependencies)                       \
-    F(cudaUserObjectCreate) F(cudaUserObjectRelease) F(cudaDeviceGetGraphMemAttribute)            \
-    F(cudaMemPoolGetAttribute) F(cudaIpcCloseMemHandle) F(cudaIpcGetEventHandle)                  \
-    F(cudaIpcGetMemHandle) F(cudaIpcOpenEventHandle) F(cudaIpcOpenMemHandle)                      \
+    F(cudaMemcpy2DAsync) F(cudaGraphAddNode) F(cudaGraphConditionalHandleCreate)                  \
+    F(cudaGraphRetainUserObject) F(cudaStreamBeginCaptureToGraph)                                 \
+    F(cudaStreamUpdateCaptureDependencies) F(cudaUserObjectCreate) F(cudaUserObjectRelease)       \
+    F(cudaDeviceGetGraphMemAttribute) F(cudaMemPoolGetAttribute) F(cudaIpcCloseMemHandle)         \
+    F(cudaIpcGetEventHandle) F(cudaIpcGetMemHandle) F(cudaIpcOpenEventHandle)                     \
+    F(cudaIpcOpenMemHandle)                                                                       \
     /* driver */                                                                                  \
     F(cuMulticastAddDevice) F(cuMulticastBindMem) F(cuMulticastCreate) F(cuMulticastUnbind)       \
     F(cuCtxFromGreenCtx) F(cuGreenCtxCreate) F(cuGreenCtxDestroy) F(cuGreenCtxStreamCreate)       \

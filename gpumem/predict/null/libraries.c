@@ -14,77 +14,32 @@ typedef struct Heuristic { /* a way to multiply matrices */
     int reserved[4];
 } Heuristic;
 
-EXPORT int cublasGetMathMode(void *handle, int *mode);
-EXPORT int cublasGetPointerMode_v2(void *handle, int *mode);
-EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c,
-                                          void *d, void *preference, int requested,
-                                          Heuristic *results, int *count);
-
-int cublasGetMathMode(void *handle, int *mode) {
-    (void)handle;
-    *mode = 0;
-    return 0;
-}
-
-int cublasGetPointerMode_v2(void *handle, int *mode) { return cublasGetMathMode(handle, mode); }
-
-int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c,
-                                   void *d, void *preference, int requested, Heuristic *results,
-                                   int *count) {
-    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
-    memset(results, 0, sizeof *results);
-    *count = requested > 0 ? 1 : 0;
-    return 0;
-}
+SIMPLE(cublasGetMathMode, (void *handle, int *mode), *mode = 0)
+SIMPLE(cublasGetPointerMode_v2, (void *handle, int *mode), *mode = 0)
+SIMPLE(cublasLtMatmulAlgoGetHeuristic,
+       (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference,
+        int requested, Heuristic *results, int *count),
+       memset(results, 0, sizeof *results); *count = requested > 0 ? 1 : 0)
 
 /* ---- cuDNN: sizes ---- */
 
-EXPORT int cudnnGetStream(void *handle, void **stream);
-EXPORT int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
-    void *handle, int mode, int operation, void *x, void *z, void *y, void *parameters,
-    void *activation, size_t *size);
-EXPORT int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
-    void *handle, int mode, int operation, void *x, void *y, void *dy, void *dz, void *dx,
-    void *parameters, void *activation, size_t *size);
-EXPORT int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode,
-                                                                int operation, void *activation,
-                                                                void *x, size_t *size);
-
-int cudnnGetStream(void *handle, void **stream) {
-    (void)handle;
-    *stream = NULL;
-    return 0;
-}
-
-static int size_is_assumed(size_t *size) {
+static void assume_none(size_t *size) {
     *size = 0;
     null_report(NULL_ASSUMED, "workspaces of cuDNN are not counted", 0);
-    return 0;
 }
 
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation,
-                                                             void *x, void *z, void *y,
-                                                             void *parameters, void *activation,
-                                                             size_t *size) {
-    (void)handle, (void)mode, (void)operation, (void)x, (void)z, (void)y, (void)parameters;
-    (void)activation;
-    return size_is_assumed(size);
-}
-
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation,
-                                                      void *x, void *y, void *dy, void *dz,
-                                                      void *dx, void *parameters, void *activation,
-                                                      size_t *size) {
-    (void)handle, (void)mode, (void)operation, (void)x, (void)y, (void)dy, (void)dz, (void)dx;
-    (void)parameters, (void)activation;
-    return size_is_assumed(size);
-}
-
-int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operation,
-                                                         void *activation, void *x, size_t *size) {
-    (void)handle, (void)mode, (void)operation, (void)activation, (void)x;
-    return size_is_assumed(size);
-}
+SIMPLE(cudnnGetStream, (void *handle, void **stream), *stream = NULL)
+SIMPLE(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
+       (void *handle, int mode, int operation, void *x, void *z, void *y, void *parameters,
+        void *activation, size_t *size),
+       assume_none(size))
+SIMPLE(cudnnGetBatchNormalizationBackwardExWorkspaceSize,
+       (void *handle, int mode, int operation, void *x, void *y, void *dy, void *dz, void *dx,
+        void *parameters, void *activation, size_t *size),
+       assume_none(size))
+SIMPLE(cudnnGetBatchNormalizationTrainingExReserveSpaceSize,
+       (void *handle, int mode, int operation, void *activation, void *x, size_t *size),
+       assume_none(size))
 
 /* ---- cuDNN: descriptors of its backend, which return the attributes that were set ---- */
 
@@ -102,13 +57,6 @@ typedef struct Descriptor {
 enum { TYPE_BOOLEAN = 2, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24, TYPE_FRACTION = 26 };
 enum { PLAN_WORKSPACE_SIZE = 402 };
 
-EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor **made);
-EXPORT int cudnnBackendDestroyDescriptor(Descriptor *descriptor);
-EXPORT int cudnnBackendSetAttribute(Descriptor *descriptor, int name, int type, int64_t count,
-                                    const void *values);
-EXPORT int cudnnBackendGetAttribute(Descriptor *descriptor, int name, int type, int64_t room,
-                                    int64_t *count, void *values);
-
 static size_t bytes_of(int type) {
     static const size_t bytes[] = {8, 4, 1, 8, 4, 8, 8, [TYPE_DESCRIPTOR] = 8, [TYPE_CHAR] = 1,
                                    [TYPE_FRACTION] = 16};
@@ -116,13 +64,12 @@ static size_t bytes_of(int type) {
     return listed ? bytes[type] : 4; /* the others are enumerations */
 }
 
-int cudnnBackendCreateDescriptor(int type, Descriptor **made) {
-    (void)type;
+EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor **made) {
     *made = calloc(1, sizeof **made);
     return *made ? 0 : 2000; /* not initialized */
 }
 
-int cudnnBackendDestroyDescriptor(Descriptor *descriptor) {
+EXPORT int cudnnBackendDestroyDescriptor(Descriptor *descriptor) {
     while (descriptor && descriptor->attributes) {
         Attribute *next = descriptor->attributes->next;
         free(descriptor->attributes);
@@ -132,8 +79,8 @@ int cudnnBackendDestroyDescriptor(Descriptor *descriptor) {
     return 0;
 }
 
-int cudnnBackendSetAttribute(Descriptor *descriptor, int name, int type, int64_t count,
-                             const void *values) {
+EXPORT int cudnnBackendSetAttribute(Descriptor *descriptor, int name, int type, int64_t count,
+                                    const void *values) {
     size_t size = values && count > 0 ? bytes_of(type) * (size_t)count : 0;
     Attribute *made = malloc(sizeof *made + size);
     if (!made) return 2000;
@@ -145,8 +92,8 @@ int cudnnBackendSetAttribute(Descriptor *descriptor, int name, int type, int64_t
     return 0;
 }
 
-int cudnnBackendGetAttribute(Descriptor *descriptor, int name, int type, int64_t room,
-                             int64_t *count, void *values) {
+EXPORT int cudnnBackendGetAttribute(Descriptor *descriptor, int name, int type, int64_t room,
+                                    int64_t *count, void *values) {
     const Attribute *set = descriptor->attributes;
     while (set && set->name != name) set = set->next;
     int64_t found = set ? set->count : 0;
@@ -156,8 +103,7 @@ int cudnnBackendGetAttribute(Descriptor *descriptor, int name, int type, int64_t
         int64_t copied = found < room ? found : room;
         memcpy(values, set->values, bytes_of(type) * (size_t)copied);
     } else if (room > 0 && values) { /* of a plan or an engine: it needs nothing */
-        if (name == PLAN_WORKSPACE_SIZE)
-            null_report(NULL_ASSUMED, "workspaces of cuDNN are not counted", 0);
+        if (name == PLAN_WORKSPACE_SIZE) assume_none(values);
         memset(values, 0, bytes_of(type) * (size_t)room);
         found = type == TYPE_INT64;
     }
@@ -175,24 +121,12 @@ typedef struct UniqueId {
     char bytes[128];
 } UniqueId;
 
-EXPORT int ncclGetUniqueId(UniqueId *id);
-EXPORT int ncclCommInitRank(Comm **comm, int ranks, UniqueId id, int rank);
-EXPORT int ncclCommInitRankConfig(Comm **comm, int ranks, UniqueId id, int rank, void *config);
-EXPORT int ncclCommInitRankScalable(Comm **comm, int ranks, int rank);
-EXPORT int ncclCommSplit(Comm *comm, int color, int key, Comm **made);
-EXPORT int ncclCommCount(const Comm *comm, int *count);
-EXPORT int ncclCommUserRank(const Comm *comm, int *rank);
-EXPORT int ncclCommGetAsyncError(const Comm *comm, int *error);
-EXPORT int ncclRedOpCreatePreMulSum(int *operation);
-EXPORT int ncclMemAlloc(uintptr_t *address, size_t size);
-EXPORT int ncclMemFree(uintptr_t address);
+SIMPLE(ncclGetUniqueId, (UniqueId *id), memset(id, 0, sizeof *id))
+SIMPLE(ncclCommGetAsyncError, (const Comm *comm, int *error), *error = 0)
+/* The first number after those of NCCL's own operations. */
+SIMPLE(ncclRedOpCreatePreMulSum, (int *operation), *operation = 5)
 
-int ncclGetUniqueId(UniqueId *id) {
-    memset(id, 0, sizeof *id);
-    return 0;
-}
-
-int ncclCommInitRankScalable(Comm **comm, int ranks, int rank) {
+EXPORT int ncclCommInitRankScalable(Comm **comm, int ranks, int rank) {
     Comm *made = malloc(sizeof *made);
     if (!made) return 2; /* system error */
     *made = (Comm){ranks, rank};
@@ -201,44 +135,45 @@ int ncclCommInitRankScalable(Comm **comm, int ranks, int rank) {
     return 0;
 }
 
-int ncclCommInitRank(Comm **comm, int ranks, UniqueId id, int rank) {
-    (void)id;
+EXPORT int ncclCommInitRank(Comm **comm, int ranks, UniqueId id, int rank) {
     return ncclCommInitRankScalable(comm, ranks, rank);
 }
 
-int ncclCommInitRankConfig(Comm **comm, int ranks, UniqueId id, int rank, void *config) {
-    (void)config;
-    return ncclCommInitRank(comm, ranks, id, rank);
-}
+SAME(ncclCommInitRankConfig, ncclCommInitRank)
 
-int ncclCommSplit(Comm *comm, int color, int key, Comm **made) {
-    (void)comm, (void)color, (void)key;
+EXPORT int ncclCommSplit(Comm *comm, int color, int key, Comm **made) {
     return ncclCommInitRankScalable(made, 0, 0); /* the other ranks' colors are not known */
 }
 
-int ncclCommCount(const Comm *comm, int *count) {
+EXPORT int ncclCommCount(const Comm *comm, int *count) {
     *count = comm->ranks;
     return comm->ranks ? 0 : null_refuse("ncclCommCount");
 }
 
-int ncclCommUserRank(const Comm *comm, int *rank) {
+EXPORT int ncclCommUserRank(const Comm *comm, int *rank) {
     *rank = comm->rank;
     return comm->ranks ? 0 : null_refuse("ncclCommUserRank");
 }
 
-int ncclCommGetAsyncError(const Comm *comm, int *error) {
-    (void)comm;
-    *error = 0;
-    return 0;
-}
-
-int ncclRedOpCreatePreMulSum(int *operation) {
-    *operation = 5; /* the first number after those of NCCL's own */
-    return 0;
-}
-
-int ncclMemAlloc(uintptr_t *address, size_t size) {
+EXPORT int ncclMemAlloc(uintptr_t *address, size_t size) {
     return memory_allocate(address, size, current_device()) ? 1 : 0; /* unhandled CUDA error */
 }
 
-int ncclMemFree(uintptr_t address) { return memory_free(address) ? 1 : 0; }
+EXPORT int ncclMemFree(uintptr_t address) { return memory_free(address) ? 1 : 0; }
+
+/* ---- NVML: the devices' number and handles; it is found as libnvidia-ml.so.1 ---- */
+
+SIMPLE(nvmlInit, (void), )
+SAME(nvmlInit_v2, nvmlInit) SAME(nvmlInitWithFlags, nvmlInit)
+SIMPLE(nvmlDeviceGetCount, (unsigned int *count), *count = (unsigned int)null.count)
+SAME(nvmlDeviceGetCount_v2, nvmlDeviceGetCount)
+SIMPLE(nvmlDeviceGetHandleByPciBusId_v2, (const char *id, void **device), *device = new_handle())
+/* For the text of an out-of-memory error. */
+SIMPLE(nvmlDeviceGetComputeRunningProcesses, (void *device, unsigned int *count, void *infos),
+       *count = 0)
+
+/* PyTorch asks for these under its allocator's lock, so they are refused without a report. */
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void) { return 3; } /* not supported */
+SAME(nvmlDeviceGetNvLinkRemoteDeviceType, nvmlDeviceGetGpuFabricInfoV)
+SAME(nvmlDeviceGetNvLinkRemotePciInfo_v2, nvmlDeviceGetGpuFabricInfoV)
+SAME(nvmlSystemGetCudaDriverVersion_v2, nvmlDeviceGetGpuFabricInfoV)

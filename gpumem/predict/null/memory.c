@@ -310,16 +310,6 @@ CUresult host_free(void *address) {
 
 /* ---- copies and fills ---- */
 
-EXPORT int cuMemcpyAsync(void *to, const void *from, size_t size);
-EXPORT int cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch,
-                             size_t width, size_t height);
-EXPORT int cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy);
-EXPORT int cuMemsetD8Async(char *to, unsigned int value, size_t count);
-EXPORT int cuMemsetD16Async(char *to, unsigned int value, size_t count);
-EXPORT int cuMemsetD32Async(char *to, unsigned int value, size_t count);
-EXPORT int cuStreamWriteValue32(void *stream, char *to, unsigned int value);
-EXPORT int cuStreamWriteValue64(void *stream, char *to, uint64_t value);
-
 /* Writes zeros to host memory. Whole pages of a large range are dropped instead, so that a copy of
  * a model takes neither time nor memory: ordinary memory then reads as zeros. */
 static void zero(char *to, size_t size) {
@@ -332,7 +322,7 @@ static void zero(char *to, size_t size) {
 }
 
 /* The arguments that follow, such as a stream and a kind of copy, are ignored. */
-int cuMemcpyAsync(void *to, const void *from, size_t size) {
+EXPORT int cuMemcpyAsync(void *to, const void *from, size_t size) {
     if (is_device(to) || size == 0) return CUDA_SUCCESS;
     if (is_device(from)) {
         zero(to, size);
@@ -343,67 +333,14 @@ int cuMemcpyAsync(void *to, const void *from, size_t size) {
     return CUDA_SUCCESS;
 }
 
-int cudaMemcpy2DAsync(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width,
-                      size_t height) {
-    if (is_device(to) || width == 0 || height == 0) return CUDA_SUCCESS;
-    for (size_t i = 0; i < height; i++) {
-        if (is_device(from))
-            zero(to + i * to_pitch, width);
-        else
-            memmove(to + i * to_pitch, from + i * from_pitch, width);
-    }
-    if (is_device(from)) null_report(NULL_READ, "", width * height);
+EXPORT int cuMemsetD8Async(void *to, int value, size_t count) {
+    if (!is_device(to)) memset(to, value, count);
     return CUDA_SUCCESS;
 }
 
-int cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy) {
-    bool to_host = copy->dstMemoryType == CU_MEMORYTYPE_HOST;
-    bool from_host = copy->srcMemoryType == CU_MEMORYTYPE_HOST;
-    char *to = to_host ? (char *)copy->dstHost : (char *)copy->dstDevice;
-    const char *from = from_host ? (const char *)copy->srcHost : (const char *)copy->srcDevice;
-    return cudaMemcpy2DAsync(to + copy->dstY * copy->dstPitch + copy->dstXInBytes, copy->dstPitch,
-                             from + copy->srcY * copy->srcPitch + copy->srcXInBytes,
-                             copy->srcPitch, copy->WidthInBytes, copy->Height);
-}
-
-static int fill(char *to, unsigned int value, size_t width, size_t count) {
-    for (size_t i = 0; i < count && !is_device(to); i++)
-        memcpy(to + i * width, &value, width); /* the low bytes: little-endian */
-    return CUDA_SUCCESS;
-}
-
-int cuMemsetD8Async(char *to, unsigned int value, size_t count) {
-    return fill(to, value, 1, count);
-}
-
-int cuMemsetD16Async(char *to, unsigned int value, size_t count) {
-    return fill(to, value, 2, count);
-}
-
-int cuMemsetD32Async(char *to, unsigned int value, size_t count) {
-    return fill(to, value, 4, count);
-}
-
-int cuStreamWriteValue32(void *stream, char *to, unsigned int value) {
-    (void)stream;
-    return fill(to, value, sizeof value, 1);
-}
-
-int cuStreamWriteValue64(void *stream, char *to, uint64_t value) {
-    (void)stream;
-    if (!is_device(to)) memcpy(to, &value, sizeof value);
-    return CUDA_SUCCESS;
-}
-
-#define SAME(name, as) EXPORT __typeof__(as) name __attribute__((alias(#as)));
-SAME(cuMemcpy, cuMemcpyAsync)
-SAME(cuMemcpyHtoD, cuMemcpyAsync)
-SAME(cuMemcpyHtoDAsync, cuMemcpyAsync)
-SAME(cuMemcpyDtoH, cuMemcpyAsync)
-SAME(cuMemcpyDtoHAsync, cuMemcpyAsync)
-SAME(cuMemcpyDtoD, cuMemcpyAsync)
-SAME(cuMemcpyDtoDAsync, cuMemcpyAsync)
-SAME(cudaMemcpy, cuMemcpyAsync)
-SAME(cudaMemcpyAsync, cuMemcpyAsync)
-SAME(cudaMemset, cuMemsetD8Async)
+SAME(cuMemcpy, cuMemcpyAsync) SAME(cuMemcpyHtoD, cuMemcpyAsync)
+SAME(cuMemcpyHtoDAsync, cuMemcpyAsync) SAME(cuMemcpyDtoH, cuMemcpyAsync)
+SAME(cuMemcpyDtoHAsync, cuMemcpyAsync) SAME(cuMemcpyDtoD, cuMemcpyAsync)
+SAME(cuMemcpyDtoDAsync, cuMemcpyAsync) SAME(cudaMemcpy, cuMemcpyAsync)
+SAME(cudaMemcpyAsync, cuMemcpyAsync) SAME(cudaMemset, cuMemsetD8Async)
 SAME(cudaMemsetAsync, cuMemsetD8Async)

@@ -1,7 +1,7 @@
 /* The null CUDA: functions of CUDA and of its libraries that compute nothing.
  *
  * PyTorch runs on them as on a GPU. Device memory is reserved address space that nothing touches,
- * so that allocators see addresses, sizes and a limit; kernels are counted and dropped; a copy to
+ * so that allocators see addresses, sizes and a limit; kernels are dropped; a copy to
  * the host writes zeros and is reported, because a program that reads them reads a stand-in.
  *
  * The library is loaded before PyTorch, with its symbols global: the dynamic linker then binds
@@ -24,6 +24,16 @@
 #include <stdbool.h>
 
 #define EXPORT __attribute__((visibility("default")))
+
+/* A function that has one effect, and succeeds. */
+#define SIMPLE(name, parameters, effect) \
+    EXPORT int name parameters {         \
+        effect;                          \
+        return 0;                        \
+    }
+
+/* A function with the parameters of another one, or with further ones, which are ignored. */
+#define SAME(name, as) EXPORT __typeof__(as) name __attribute__((alias(#as)));
 
 /* ---- control: how predict/ sets the device and listens ---- */
 
@@ -54,13 +64,11 @@ extern NullDevice null;
 EXPORT void null_configure(const NullDevice *device);
 EXPORT void null_listen(NullListener listener);
 EXPORT void null_memory(int device, uint64_t *used, uint64_t *peak);
-EXPORT uint64_t null_launches(void);
 /* Returns the names of the harmless or the refused functions; NULL ends them. */
 EXPORT const char *const *null_functions(int is_refused);
 
 void null_report(NullKind kind, const char *name, uint64_t bytes);
 int null_refuse(const char *name); /* the status "not supported" of the function's library */
-void null_launch(void);
 
 /* ---- memory.c ---- */
 
@@ -103,6 +111,6 @@ void *new_handle(void); /* a number that nothing may dereference */
 int current_device(void);
 CUresult set_device(int device);
 CUresult find_function(const char *name, int version, void **function);
-const char *error_text(int error, bool describe); /* NULL: there is no such error */
+const char *error_text(int error, bool describe);
 
 #endif

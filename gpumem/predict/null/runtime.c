@@ -86,44 +86,24 @@ DEFINE_PROPERTIES(cudaGetDeviceProperties, Properties13, NO_FILL)
 
 /* ---- devices, errors, entry points ---- */
 
-EXPORT int cudaSetDevice(int device);
-EXPORT int cudaDeviceGetPCIBusId(char *text, int length, int device);
-EXPORT const char *cudaGetErrorName(int error);
-EXPORT const char *cudaGetErrorString(int error);
-EXPORT int cudaGetLastError(void), cudaPeekAtLastError(void);
-EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, uint64_t flags, int *status);
+SIMPLE(cudaDeviceGetPCIBusId, (char *text, int length, int device),
+       snprintf(text, (size_t)length, "0000:%02x:00.0", device + 1))
+SIMPLE(cudaGetLastError, (void), ) /* the call that failed has returned the error */
+SIMPLE(cudaPeekAtLastError, (void), )
+
+EXPORT int cudaSetDevice(int device) { return set_device(device) == CUDA_SUCCESS ? 0 : 101; }
+
+EXPORT const char *cudaGetErrorName(int error) { return error_text(error, false); }
+EXPORT const char *cudaGetErrorString(int error) { return error_text(error, true); }
+
 EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
-                                            uint64_t flags, int *status);
-
-int cudaSetDevice(int device) { return set_device(device) == CUDA_SUCCESS ? 0 : 101; }
-
-int cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    snprintf(text, (size_t)length, "0000:%02x:00.0", device + 1);
-    return 0;
-}
-
-const char *cudaGetErrorName(int error) {
-    const char *text = error_text(error, false);
-    return text ? text : "unrecognized error code";
-}
-
-const char *cudaGetErrorString(int error) {
-    const char *text = error_text(error, true);
-    return text ? text : "unrecognized error code";
-}
-
-int cudaGetLastError(void) { return 0; } /* the call that failed has returned the error */
-int cudaPeekAtLastError(void) { return 0; }
-
-int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
-                                     uint64_t flags, int *status) {
-    (void)flags;
+                                            uint64_t flags, int *status) {
     int code = find_function(name, (int)version, function);
     if (status) *status = code ? 1 : 0; /* not found; found */
     return code;
 }
 
-int cudaGetDriverEntryPoint(const char *name, void **function, uint64_t flags, int *status) {
+EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, uint64_t flags, int *status) {
     return cudaGetDriverEntryPointByVersion(name, function, 12000, flags, status);
 }
 
@@ -135,36 +115,25 @@ typedef struct PointerAttributes {
     void *on_device, *on_host;
 } PointerAttributes;
 
-EXPORT int cudaPointerGetAttributes(PointerAttributes *attributes, void *address);
-EXPORT int cudaGetSymbolAddress(uintptr_t *address, const void *symbol);
-EXPORT int cudaStreamAddCallback(void *stream, void (*function)(void *, int, void *), void *data);
-EXPORT int cudaGraphNodeGetDependencies(void *node, void *nodes, void *third, size_t *fourth);
-
-int cudaPointerGetAttributes(PointerAttributes *attributes, void *address) {
+EXPORT int cudaPointerGetAttributes(PointerAttributes *attributes, void *address) {
     Range range;
-    bool found = range_find((uintptr_t)address, &range);
-    bool is_host = found && range.kind == RANGE_HOST;
-    *attributes = (PointerAttributes){found ? 2 - is_host : 0, found && !is_host ? range.device : 0,
-                                      found ? address : NULL, is_host ? address : NULL};
+    *attributes = (PointerAttributes){0};
+    if (!range_find((uintptr_t)address, &range)) return 0;
+    bool is_host = range.kind == RANGE_HOST;
+    attributes->type = is_host ? 1 : 2;
+    attributes->device = is_host ? 0 : range.device;
+    attributes->on_device = address;
+    attributes->on_host = is_host ? address : NULL;
     return 0;
 }
 
-int cudaGetSymbolAddress(uintptr_t *address, const void *symbol) {
-    (void)symbol;
-    *address = (uintptr_t)new_handle(); /* of a variable in a kernel's code */
-    return 0;
-}
-
-int cudaStreamAddCallback(void *stream, void (*function)(void *, int, void *), void *data) {
-    function(stream, 0, data);
-    return 0;
-}
-
-int cudaGraphNodeGetDependencies(void *node, void *nodes, void *third, size_t *fourth) {
-    (void)node, (void)nodes;
-    *(null.cuda < 13000 ? (size_t *)third : fourth) = 0; /* CUDA 13 added the edges before it */
-    return 0;
-}
+/* Of a variable in a kernel's code. */
+SIMPLE(cudaGetSymbolAddress, (void **address, const void *symbol), *address = new_handle())
+SIMPLE(cudaStreamAddCallback, (void *stream, void (*function)(void *, int, void *), void *data),
+       function(stream, 0, data))
+/* CUDA 13 added the edges before the count. */
+SIMPLE(cudaGraphNodeGetDependencies, (void *node, void *nodes, size_t *third, size_t *fourth),
+       *(null.cuda < 13000 ? third : fourth) = 0)
 
 /* ---- kernels ---- */
 
@@ -177,40 +146,21 @@ typedef struct FunctionAttributes {
     int max_threads, registers, ptx, binary, cache_mode, max_dynamic_shared;
 } FunctionAttributes;
 
-EXPORT void **__cudaRegisterFatBinary(void *code);
-EXPORT int __cudaPopCallConfiguration(Size3 *grid, Size3 *block, size_t *shared, void **stream);
-EXPORT int __cudaGetKernel(void **kernel, void *function);
-EXPORT int cudaLaunchKernel(void);
-EXPORT int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *function);
-EXPORT int cuFuncGetAttribute(int *value, int number, void *function);
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads);
-EXPORT int cuOccupancyMaxActiveClusters(int *count);
-
-void **__cudaRegisterFatBinary(void *code) {
+EXPORT void **__cudaRegisterFatBinary(void *code) {
     static void *handle;
-    (void)code;
     return &handle;
 }
 
-int __cudaPopCallConfiguration(Size3 *grid, Size3 *block, size_t *shared, void **stream) {
+EXPORT int __cudaPopCallConfiguration(Size3 *grid, Size3 *block, size_t *shared, void **stream) {
     *grid = *block = (Size3){1, 1, 1};
     *shared = 0;
     *stream = NULL;
     return 0;
 }
 
-int __cudaGetKernel(void **kernel, void *function) {
-    *kernel = function;
-    return 0;
-}
+SIMPLE(__cudaGetKernel, (void **kernel, void *function), *kernel = function)
 
-int cudaLaunchKernel(void) {
-    null_launch();
-    return 0;
-}
-
-int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *function) {
-    (void)function;
+EXPORT int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *function) {
     int version = 10 * attribute(MAJOR) + attribute(MINOR);
     memset(attributes, 0, sizeof *attributes);
     attributes->max_threads = attribute(MAX_THREADS_PER_BLOCK);
@@ -220,32 +170,17 @@ int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *function) 
     return 0;
 }
 
-int cuFuncGetAttribute(int *value, int number, void *function) {
-    (void)function;
-    *value = number == 0 ? attribute(MAX_THREADS_PER_BLOCK) : number == 4 ? REGISTERS : 0;
-    return 0;
-}
+SIMPLE(cuFuncGetAttribute, (int *value, int number, void *function),
+       *value = number == 0 ? attribute(MAX_THREADS_PER_BLOCK) : number == 4 ? REGISTERS : 0)
+SIMPLE(cuOccupancyMaxActiveClusters, (int *count), *count = 16)
 
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads) {
-    (void)function;
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads) {
     int most = attribute(MAX_BLOCKS_PER_MULTIPROCESSOR);
     int fitting = attribute(MAX_THREADS_PER_MULTIPROCESSOR) / (threads > 0 ? threads : 1);
     *count = fitting < most ? fitting : most;
     return 0;
 }
 
-int cuOccupancyMaxActiveClusters(int *count) {
-    *count = 16;
-    return 0;
-}
-
-#define SAME(name, as) EXPORT __typeof__(as) name __attribute__((alias(#as)));
-SAME(cudaLaunchKernelExC, cudaLaunchKernel)
-SAME(cudaLaunchCooperativeKernel, cudaLaunchKernel)
-SAME(__cudaLaunchKernel, cudaLaunchKernel)
-SAME(cuLaunchKernel, cudaLaunchKernel)
-SAME(cuLaunchKernelEx, cudaLaunchKernel)
-SAME(cuLaunchCooperativeKernel, cudaLaunchKernel)
 SAME(cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor)
 SAME(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
      cuOccupancyMaxActiveBlocksPerMultiprocessor)
