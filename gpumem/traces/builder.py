@@ -53,10 +53,14 @@ class TraceBuilder:
     trace's ``meta["first_us"]`` is the time of the first event, by which traces of several devices
     or processes are put side by side.
 
+    `of_torch` says that the log is of PyTorch, so that the names of its phases tell the purposes of
+    blocks. Of another log they do if it has a category of at least one block.
+
     Each call takes `where`, the position in the log for error messages, such as ``"line 7"``.
     """
 
-    def __init__(self, origin_us: int = 0) -> None:
+    def __init__(self, origin_us: int = 0, *, of_torch: bool = False) -> None:
+        self._of_torch = of_torch
         self._origin_us = origin_us
         self._action = array("b")
         self._block = array("i")
@@ -255,7 +259,8 @@ class TraceBuilder:
         asleep = Curve(at, np.cumsum(self._asleep, dtype=np.int64)) if any(self._asleep) else None
         phases = tuple(self._ended_phases())
         category = None
-        if has_passes(phases) or max(self._category, default=-1) >= 0:
+        told = max(self._category, default=-1) >= 0
+        if told or (self._of_torch and has_passes(phases)):
             category = self._categories(phases)
         return Details(
             np.array(self._addresses, np.uint64),

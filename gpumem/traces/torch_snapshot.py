@@ -148,7 +148,7 @@ def _traces_of_moment(
 
 def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilder:
     """Record segments and the blocks in use."""
-    builder = TraceBuilder()
+    builder = TraceBuilder(of_torch=True)
     stacks = Stacks()
     for index, segment in enumerate(segments):
         where = f"device {device}, segment {index}"
@@ -237,7 +237,7 @@ class _History:
         notice : str
             Facts that the history lacks.
         """
-        builder = TraceBuilder()
+        builder = TraceBuilder(of_torch=True)
         active: dict[int, _Active] = {}
         for index, segment in enumerate(segments):
             for block in _active(segment, f"device {self.device}, segment {index}"):

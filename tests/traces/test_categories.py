@@ -8,12 +8,12 @@ NN = (("/lib/torch/nn/modules/linear.py", 9, "forward"), ("/job/train.py", 3, "m
 DDP = (("/lib/torch/nn/parallel/distributed.py", 9, "_rebuild_buckets"), *NN[1:])
 
 
-def run_of(program: str, nbytes: int = 100) -> Trace:
+def run_of(program: str, nbytes: int = 100, *, of_torch: bool = True) -> Trace:
     """Make a trace of words: ``+a`` allocates a block a, ``-a`` frees it, ``(x`` begins phase x.
 
     ``)x`` ends it, ``a=c`` tells the category of a, ``!a`` allocates it by a line of DDP.
     """
-    builder = TraceBuilder()
+    builder = TraceBuilder(of_torch=of_torch)
     address = {}
     for word in program.split():
         first, name = word[0], word[1:].replace("_", " ")
@@ -110,3 +110,14 @@ def test_steps_begin_where_an_optimizer_has_ended_and_a_forward_pass_follows() -
     step = "(forward +a )forward (backward -a )backward (optimizer +s )optimizer +x -x "
     assert run_of(f"+w {step * 3}").step_start.tolist() == [1, 4, 9]
     assert run_of("(forward +a )forward (forward +b )forward").step_start.size == 0
+
+
+def test_names_of_phases_tell_no_purposes_where_neither_pytorch_nor_the_program_tells_one() -> None:
+    step = "(forward +a )forward (backward -a )backward"
+    details = run_of(step, of_torch=False).details
+    assert details is not None
+    assert details.category is None
+    told_one = run_of(f"+w w=parameters {step}", of_torch=False).details
+    assert told_one is not None
+    assert told_one.category is not None
+    assert [told_one.categories[n] for n in told_one.category] == ["parameters", "activations"]
