@@ -288,7 +288,8 @@ class TraceBuilder:
         likely = likely[np.array(self._stack, np.int64)]
         told, size = np.array(self._category, np.int8), np.array(self._sizes, np.int64)
         lives = begin, end
-        return categories_of(lives, size, phases, told, likely, action.size, self._first)
+        refused = [at for at, _ in self._refusals]
+        return categories_of(lives, size, phases, told, likely, action.size, self._first, refused)
 
     def _ended_phases(self) -> Iterator[Phase]:
         inside: list[int] = []  # ends of the open ones

@@ -1,14 +1,15 @@
 """Purposes of blocks: as the program recorded them, else by their lives and its phases.
 
-A block that is allocated before a backward pass and freed by it was saved for it. One that a
-backward pass allocates and leaves is a gradient, one that an optimizer leaves is its state, one
-that a forward pass leaves is its output. A temporary one ends where it began.
+A block that is allocated before a backward pass and freed by it was saved for it, also if a refused
+request interrupts the pass. One that a backward pass allocates and leaves is a gradient, one that
+an optimizer leaves is its state, one that a forward pass leaves is its output. A temporary one ends
+where it began.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +57,14 @@ def has_passes(phases: Sequence[Phase]) -> bool:
 
 
 class _Spans:
-    """The phases of one kind that lie in no other one of it."""
+    """The phases of one kind that lie in no other one of it, and more spans of it."""
 
-    def __init__(self, phases: Sequence[Phase], kind: re.Pattern[str]) -> None:
-        found = sorted((each.begin, each.end) for each in phases if kind.search(each.name))
+    def __init__(
+        self, phases: Sequence[Phase], kind: re.Pattern[str], more: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        found = [(each.begin, each.end) for each in phases if kind.search(each.name)]
         spans: list[tuple[int, int]] = []
-        for begin, end in found:
+        for begin, end in sorted([*found, *more], key=lambda span: (span[0], -span[1])):
             if begin < end and (not spans or end > spans[-1][1]):
                 spans.append((begin, end))
         self.begin, self.end = np.array([*spans, (_NEVER, _NEVER)], np.int64).T
@@ -74,6 +77,25 @@ class _Spans:
         """Return the number of the span that each event lies in; -1: none."""
         number = self.following(event) - 1
         return np.where((number >= 0) & (event < self.end[number]), number, -1)
+
+
+def _interrupted(phases: Sequence[Phase], refused: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield backward passes that refused requests ended, until the next forward pass.
+
+    The error frees what was saved for them after their end. A refused request between a forward
+    pass and its backward one prevents the latter, if the program has others.
+    """
+    forward = _Spans(phases, KINDS[0])
+    backward = [each for each in phases if KINDS[1].search(each.name)]
+    for at in refused:
+        begun = int(forward.following(np.int64(at)))
+        stop = int(forward.begin[begun])
+        inside = [each.begin for each in backward if each.begin <= at <= each.end]
+        last = int(forward.begin[begun - 1]) if begun else _NEVER
+        if inside:
+            yield inside[0], stop
+        elif backward and last <= at and not any(last <= each.begin < at for each in backward):
+            yield at, stop
 
 
 def steps_of(phases: Sequence[Phase]) -> list[int]:
@@ -96,6 +118,7 @@ def categories_of(
     likely: NDArray[np.int8],
     events: int,
     first: int = 0,
+    refused: Sequence[int] = (),
 ) -> NDArray[np.int32]:
     """Find the category of each allocation, as an index of `CATEGORIES`.
 
@@ -112,12 +135,15 @@ def categories_of(
     events : int
     first : int
         Number of the events that stand for blocks from before the log.
+    refused : sequence of int
+        Numbers of the events before each refused request.
     """
     begin, end = lives
     stays = end == events
     if not has_passes(phases):
         return np.where(told >= 0, told, OTHER).astype(np.int32)
-    forward, backward, optimizer = (_Spans(phases, kind) for kind in KINDS)
+    forward, optimizer = (_Spans(phases, kind) for kind in KINDS[::2])
+    backward = _Spans(phases, KINDS[1], _interrupted(phases, refused))
     in_forward, in_backward, in_step = (
         each.around(begin) for each in (forward, backward, optimizer)
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpumem._events.refusals import RefusedRequest
 from gpumem.traces import Trace, TraceBuilder
 
 NN = (("/lib/torch/nn/modules/linear.py", 9, "forward"), ("/job/train.py", 3, "main"))
@@ -11,7 +14,8 @@ DDP = (("/lib/torch/nn/parallel/distributed.py", 9, "_rebuild_buckets"), *NN[1:]
 def run_of(program: str, nbytes: int = 100, *, of_torch: bool = True) -> Trace:
     """Make a trace of words: ``+a`` allocates a block a, ``-a`` frees it, ``(x`` begins phase x.
 
-    ``)x`` ends it, ``a=c`` tells the category of a, ``!a`` allocates it by a line of DDP.
+    ``)x`` ends it, ``a=c`` tells the category of a, ``!a`` allocates it by a line of DDP, ``?``
+    is a refused request.
     """
     builder = TraceBuilder(of_torch=of_torch)
     address = {}
@@ -23,6 +27,8 @@ def run_of(program: str, nbytes: int = 100, *, of_torch: bool = True) -> Trace:
             builder.alloc(word, address[name], nbytes, 0, 0, "", frames)
         elif first == "-":
             builder.free_completed(word, address[name], 0, 0, 0)
+        elif first == "?":
+            builder.refuse(RefusedRequest(nbytes))
         elif first == "(":
             builder.phase_begin(name, name)
         elif first == ")":
@@ -121,3 +127,24 @@ def test_names_of_phases_tell_no_purposes_where_neither_pytorch_nor_the_program_
     assert told_one is not None
     assert told_one.category is not None
     assert [told_one.categories[n] for n in told_one.category] == ["parameters", "activations"]
+
+
+STEP = "(forward +a )forward (backward -a )backward"
+
+
+@pytest.mark.parametrize(
+    ("program", "last"),
+    [
+        ("(forward +b )forward (backward ? )backward -b", "activations"),
+        ("(forward +b )forward (backward +t -t ? )backward -b", "activations, temporaries"),
+        (f"{STEP} (forward +b ? )forward -b", "activations, activations"),
+        (f"{STEP} (forward +b )forward ? -b", "activations, activations"),
+        (f"{STEP} (forward +b )forward ? -b {STEP}", "activations, activations, activations"),
+        ("(forward +b )forward ? -b", "outputs"),
+        (f"(forward +b )forward {STEP} -b ?", "outputs, activations"),
+    ],
+)
+def test_a_refused_request_that_interrupts_a_step_leaves_its_activations(
+    program: str, last: str
+) -> None:
+    assert told(program) == last
