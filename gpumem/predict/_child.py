@@ -1,28 +1,36 @@
 """Runs a script over the null CUDA: the program of a child process of `gpumem.predict`.
 
-It is started by its path and imports nothing of gpumem unless the run is one with gpumem's
-allocator, so that the process is that of the script. Its one argument is the order, a JSON object:
-the path of the null CUDA (`library`), the fields of `NullDevice` (`device`), the `allocator`, the
-number of `steps` after which the script is stopped, the script with its arguments (`command`), and
-the descriptor that the answer is written to, one JSON object (`answer`).
+It is started by its path and imports nothing of gpumem unless a run is one with gpumem's allocator,
+so that the process is that of the script. It imports PyTorch and what the script begins with, and
+forks for each run. A run's answer is one JSON object, in a file named after its allocator.
+
+The one argument is a JSON object, the order: the path of the null CUDA (`library`), the fields of
+`NullDevice` (`device`), the `allocators` of the runs, the number of `steps` after which the script
+is stopped, the script with its arguments (`command`), the `folder` for answers and outputs, and
+whether the script's imports are run `ahead` of the forks.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import ctypes
+import importlib
+import itertools
 import json
 import os
 import re
 import resource
 import runpy
 import sys
+import threading
 import time
 import traceback
+import warnings
 from collections import Counter
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-MAX_DEVICES = 16
 MAX_ATTRIBUTES = 160
 READ, REFUSED, ASSUMED = range(3)
 
@@ -34,8 +42,6 @@ SHAPING = re.compile(
     r"nonzero|masked_select|_?unique\w*|repeat_interleave\w*|bincount|nms\w*|_nested\w*"
     r"|_?coalesce\w*|_?ctc_loss\w*"
 )
-# Operators of which a read is a value for the program itself.
-VALUES = {"item", "_local_scalar_dense", "is_nonzero", "copy_", "_to_copy", "to", "cpu", "equal"}
 
 _OPERATOR = re.compile(rb"_ZN(?:2at4_ops|6vision3ops)(\d+)")
 
@@ -147,9 +153,10 @@ class Callers:
 class ScriptRun:
     """One run of a script: its notes, its end and its answer."""
 
-    def __init__(self, order: dict[str, Any], library: ctypes.CDLL) -> None:
+    def __init__(self, order: dict[str, Any], library: ctypes.CDLL, allocator: str) -> None:
         self.order = order
         self.library = library
+        self.allocator = allocator
         self.script = os.path.abspath(order["command"][0])
         self.callers = Callers(self.script)
         self.reads: Counter[tuple[str, str, int]] = Counter()
@@ -202,39 +209,37 @@ class ScriptRun:
             self.peaks[each] = live, reserved
 
     def begin(self) -> None:
-        """Import PyTorch, with the allocator of the order, and prepare the script's process."""
-        if self.order["allocator"] == "gpumem":
-            from gpumem.integrations import torch as gpumem_torch
-
-            gpumem_torch.enable(mode="full")
+        """Let PyTorch use the run's allocator, and prepare the script's process."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        if self.allocator == "gpumem":
+            from gpumem.integrations import torch as gpumem_torch
+
+            gpumem_torch.enable(mode="full")
         register_optimizer_step_post_hook(self.after_step)
         reset = torch._C._cuda_resetPeakMemoryStats
+        initialize = torch._C._cuda_init
 
         def keep_and_reset(device: int) -> None:
             self.keep_peaks(device)
             reset(device)
 
-        torch._C._cuda_resetPeakMemoryStats = keep_and_reset
-        initialize = torch._C._cuda_init
-
         def set_and_initialize() -> None:
-            # The script may set it before its own import of PyTorch, which has been imported.
-            set_by_script = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get(
-                "PYTORCH_CUDA_ALLOC_CONF"
-            )
-            if set_by_script and self.order["allocator"] == "default":
-                torch.cuda.memory._set_allocator_settings(set_by_script)
+            # PyTorch has been imported before the script could set a variable.
+            names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            settings = next(filter(None, map(os.environ.get, names)), "")
+            if self.allocator == "expandable":
+                settings = "expandable_segments:True"
+            if settings and self.allocator != "gpumem":
+                torch.cuda.memory._set_allocator_settings(settings)
             initialize()
 
+        torch._C._cuda_resetPeakMemoryStats = keep_and_reset
         torch._C._cuda_init = set_and_initialize
 
     def run(self) -> NoReturn:
         """Run the script to its end, or to the end of the run, and answer."""
-        sys.argv = list(self.order["command"])
-        sys.path[0] = os.path.dirname(self.script)
         try:
             self.begin()
             runpy.run_path(self.script, run_name="__main__")
@@ -248,9 +253,8 @@ class ScriptRun:
     def fail(self, error: BaseException) -> NoReturn:
         """Answer that the script raised an error."""
         line = self.callers.line_of_error(error.__traceback__)
-        torch = sys.modules.get("torch")
         text = f"{type(error).__name__}: {error}".split("\n")[0]
-        if torch and isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, sys.modules["torch"].OutOfMemoryError):
             self.finish("memory", line, text)
         traceback.print_exc()
         refused = [key for key in self.refused if key[1] == line or not line]
@@ -266,19 +270,16 @@ class ScriptRun:
     def finish(self, end: str, line: str = "", reason: str = "") -> NoReturn:
         """Write the answer and end the process, without its exit handlers."""
         self.library.null_listen(None)
-        if "torch" in sys.modules:
-            self.keep_peaks()
+        self.keep_peaks()
         gaps = sorted(b - a for a, b in zip(self.times, self.times[1:], strict=False))
-        devices = range(self.order["device"]["count"])
         answer = {
             "end": end,
             "line": line,
             "reason": reason,
             "steps": max(self.steps.values(), default=0),
             "seconds": gaps[len(gaps) // 2] if gaps else None,
-            "live": [self.peaks.get(each, (0, 0))[0] for each in devices],
-            "reserved": [self.peaks.get(each, (0, 0))[1] for each in devices],
-            "driver": [memory_of(self.library, each)[1] for each in devices],
+            "live": max((live for live, _ in self.peaks.values()), default=0),
+            "reserved": max((reserved for _, reserved in self.peaks.values()), default=0),
             "reads": [[*key, count] for key, count in self.reads.most_common()],
             "refused": [[*key, count] for key, count in self.refused.most_common()],
             "assumed": list(self.assumed),
@@ -286,12 +287,67 @@ class ScriptRun:
         }
         sys.stdout.flush()
         sys.stderr.flush()
-        data = json.dumps(answer).encode()
-        while data:
-            data = data[os.write(self.order["answer"], data) :]
+        answer_to(self.order, self.allocator, answer)
         os._exit(0)
 
 
+def answer_to(order: dict[str, Any], allocator: str, answer: dict[str, Any]) -> None:
+    """Write the answer of a run."""
+    with open(os.path.join(order["folder"], f"{allocator}.json"), "w") as file:
+        json.dump(answer, file)
+
+
+def import_ahead(script: str) -> bool:
+    """Run the imports that a script begins with; return whether the process can fork after them.
+
+    They take most of the time of many scripts, and are the first that each run does. An error is
+    ignored: the runs raise it again.
+    """
+    with contextlib.suppress(BaseException), open(script, "rb") as file:
+        tree = ast.parse(file.read())
+        imports = itertools.takewhile(is_import, tree.body)
+        code = compile(ast.Module(list(imports), []), script, "exec")
+        exec(code, {"__name__": "__main__", "__file__": script})
+    return threading.active_count() == 1 and not sys.modules["torch"].cuda.is_initialized()
+
+
+def is_import(node: ast.stmt) -> bool:
+    """Whether a statement is an import, or a docstring."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return True
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def main(order: dict[str, Any]) -> None:
+    """Run the script over each allocator, at once, and wait for the runs."""
+    library = load(order["library"], order["device"])
+    importlib.import_module("torch")
+    script = os.path.abspath(order["command"][0])
+    program = sys.argv[0]
+    sys.argv = list(order["command"])
+    sys.path[0] = os.path.dirname(script)
+    if order["ahead"] and not import_ahead(script):
+        again = json.dumps({**order, "ahead": False})
+        os.execv(sys.executable, [sys.executable, program, again])
+    allocators = {}
+    for allocator in order["allocators"]:
+        with warnings.catch_warnings(action="ignore"):  # other threads: they only wait for work
+            child = os.fork()
+        if not child:
+            output = os.open(os.path.join(order["folder"], f"{allocator}.out"), os.O_WRONLY)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            ScriptRun(order, library, allocator).run()
+        allocators[child] = allocator
+    while allocators:
+        child, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
+        path = os.path.join(order["folder"], f"{allocators[child]}.json")
+        if not os.path.exists(path):
+            reason = f"its process ended with status {code}, without an answer"
+            answer_to(order, allocators[child], {"end": "failed", "reason": reason})
+        del allocators[child]
+
+
 if __name__ == "__main__":
-    _order = json.loads(sys.argv[1])
-    ScriptRun(_order, load(_order["library"], _order["device"])).run()
+    main(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Runs of a script over the null CUDA: one child process for each allocator."""
+"""Runs of a script over the null CUDA, in child processes: one for each allocator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,8 +151,7 @@ def predict_script(
     steps : int
         Optimizer steps after which the script is stopped. Without an optimizer it runs to its end.
     allocators : sequence of str
-        Some of `ALLOCATORS`; a process runs the script for each, as many at once as there are
-        cores.
+        Some of `ALLOCATORS`; a process runs the script for each, all at once.
     seconds : float
         Time after which a run is ended.
 
@@ -177,9 +174,14 @@ def predict_script(
     installed = pytorch.require()
     target = _gpu(gpu, memory)
     task = _Task(tuple(command), target, steps, installed.cuda, seconds)
-    with ThreadPoolExecutor(min(len(allocators), os.cpu_count() or 1)) as pool:
-        made = pool.map(lambda allocator: _run(allocator, task), allocators)
-        runs = dict(zip(allocators, made, strict=True))
+    runs = _run(allocators, task)
+    short = [name for name, run in runs.items() if run.end == "memory"]
+    if short:  # once more without a limit, to see how much is lacking
+        ample = replace(target, memory_mib=_AMPLE * target.memory_mib)
+        for name, run in _run(short, task._replace(gpu=ample)).items():
+            found = run if run.is_complete else runs[name]
+            line, reason = runs[name].line, runs[name].reason
+            runs[name] = replace(found, end="memory", line=line, reason=reason)
     unknown = pytorch.unknown_functions(installed.folder, library())
     return Prediction(target, installed.version, installed.cuda, unknown, runs)
 
@@ -205,86 +207,57 @@ def device_of(gpu: Gpu, cuda: str, count: int = 1) -> dict[str, Any]:
     }
 
 
-def _run(allocator: str, task: _Task) -> PredictedRun:
-    """Run the script over an allocator; once more without a limit if it runs out of memory."""
-    run = _run_once(allocator, task)
-    if run.end != "memory":
-        return run
-    gpu = replace(task.gpu, memory_mib=_AMPLE * task.gpu.memory_mib)
-    ample = _run_once(allocator, task._replace(gpu=gpu))
-    found = ample if ample.is_complete else run
-    return replace(found, end="memory", line=run.line, reason=run.reason)
-
-
-def _run_once(allocator: str, task: _Task) -> PredictedRun:
-    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+def _run(allocators: Sequence[str], task: _Task) -> dict[str, PredictedRun]:
+    """Run the script over each allocator, in one process that forks."""
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as name:
+        folder = Path(name)
         # Libraries that look for the driver by its name, such as Triton, find the null CUDA here.
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-            os.symlink(library(), os.path.join(folder, name))
-        reading, writing = os.pipe()
+        for each in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (folder / each).symlink_to(library())
+        for each in allocators:
+            (folder / f"{each}.out").touch()
         order = {
+            "ahead": len(allocators) > 1,
             "library": str(library()),
             "device": device_of(task.gpu, task.cuda),
-            "allocator": allocator,
+            "allocators": list(allocators),
             "steps": task.steps,
             "command": list(task.command),
-            "answer": writing,
+            "folder": name,
         }
-        with open(os.path.join(folder, "output"), "w+b") as output, open(reading, "rb") as answers:
+        with (folder / "output").open("wb") as output:
             child = subprocess.Popen(
                 [sys.executable, str(_CHILD), json.dumps(order)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[writing],
-                env=_environment(allocator, folder),
+                env=_environment(folder),
                 start_new_session=True,
             )
-            os.close(writing)
-            timer = threading.Timer(task.seconds, _end, [child])
-            timer.start()
+            end, reason = "failed", "its process ended without an answer"
             try:
-                answer = answers.read()
+                child.wait(task.seconds)
+            except subprocess.TimeoutExpired:
+                end, reason = "time", f"it ran longer than {task.seconds:g} seconds"
+            finally:  # the child, and the workers that it has left
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-            finally:
-                expired = not timer.is_alive()
-                timer.cancel()
-                _end(child)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-    return _read(allocator, answer, text, child.returncode, task.seconds if expired else None)
+        common = (folder / "output").read_text(errors="replace")
+        runs = {}
+        for each in allocators:
+            answer = folder / f"{each}.json"
+            said = json.loads(answer.read_text()) if answer.exists() else {}
+            text = common + (folder / f"{each}.out").read_text(errors="replace")
+            runs[each] = PredictedRun(each, output=text, **({"end": end, "reason": reason} | said))
+        return runs
 
 
-def _environment(allocator: str, folder: str) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """Return the environment of a child."""
     kept = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     path = os.environ.get("LD_LIBRARY_PATH")
-    kept["LD_LIBRARY_PATH"] = f"{folder}{os.pathsep}{path}" if path else folder
-    kept["TRITON_LIBCUDA_PATH"] = folder
+    kept["LD_LIBRARY_PATH"] = f"{folder}{os.pathsep}{path}" if path else str(folder)
+    kept["TRITON_LIBCUDA_PATH"] = str(folder)
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its processes have no null CUDA
-    if allocator == "expandable":
-        kept["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return kept
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child's session: the child, and the workers that it has left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _read(
-    allocator: str, answer: bytes, output: str, status: int, expired: float | None
-) -> PredictedRun:
-    """Make a run of a child's answer; without one it was ended, or has crashed."""
-    if not answer:
-        reason = f"its process ended with status {status}, without an answer"
-        if expired is not None:
-            reason = f"it ran longer than {expired:g} seconds"
-        end = "failed" if expired is None else "time"
-        return PredictedRun(allocator, end, "", reason, output=output)
-    said = json.loads(answer)
-    del said["driver"]
-    said["live"], said["reserved"] = max(said["live"]), max(said["reserved"])
-    return PredictedRun(allocator, output=output, **said)

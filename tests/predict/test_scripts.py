@@ -208,6 +208,32 @@ def test_script_has_its_arguments_and_its_folder(predicted, tmp_path):
     assert run.end == "script", run.output
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "import torch; KEPT = torch.ones(3, device='cuda')",
+        "raise ValueError('no')",
+    ],
+    ids=["thread", "tensor", "error"],
+)
+def test_imports_that_cannot_be_run_ahead_of_the_runs_are_run_in_each(predicted, tmp_path, module):
+    (tmp_path / "beside.py").write_text(module)
+    found = predicted(
+        """
+        import beside, threading
+        kept = torch.ones(1 << 20, device="cuda") + len(threading.enumerate())
+        """,
+        allocators=("default", "expandable"),
+    )
+    for run in found.runs.values():
+        if "raise" in module:
+            assert (run.end, run.line, run.reason) == ("failed", "beside.py:1", "ValueError: no")
+        else:
+            assert run.end == "script", run.output
+            assert run.live >= 8 * MIB
+
+
 def test_setting_of_the_allocator_in_the_script_holds(predicted):
     run = predicted("""
         import os
