@@ -195,7 +195,7 @@ def now(case):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", Case.__subclasses__() + [AsleepInAFile, Enabled])
+@pytest.mark.parametrize("kind", [*Case.__subclasses__(), AsleepInAFile, Enabled])
 def test_refused_allocation_of_python_leaves_nothing_open_or_held(kind, tmp_path):
     case = kind(tmp_path)
     case.step()

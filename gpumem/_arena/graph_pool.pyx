@@ -307,9 +307,7 @@ cdef class Captures:
         if slot is not None:
             self.end_slot(pool, slot)
         while slot is None and pool.serving:
-            for each in pool.serving:
-                break
-            self.end_slot(pool, each)
+            self.end_slot(pool, next(iter(pool.serving)))
         # Users cannot refer to a pool that the arena opened: without a graph it is not needed.
         if pool.capture and not pool.serving:
             for inner in pool.members():

@@ -19,8 +19,8 @@ def visible(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things: ``1 block``, ``2 blocks``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Write a number of things: ``1 block``, ``2,000 blocks``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def reason(error: Exception) -> str:

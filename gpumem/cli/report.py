@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.cli.arguments import complete_trace, rule_option, within
 from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
 from gpumem.report import Change, Report, write_report
@@ -82,11 +83,10 @@ def _show(made: Report) -> None:
         pairs(
             {
                 "page": f"{made.path}, {format_size(made.nbytes)}",
-                "events": f"{made.events:,}, {made.allocations:,} "
-                f"allocation{'s' * (made.allocations != 1)}",
+                "events": f"{made.events:,}, {counted(made.allocations, 'allocation')}",
                 "peak live": format_size(made.peak_live_bytes),
                 "live at the end": f"{format_size(made.live_at_end_bytes)} in "
-                f"{made.live_at_end_blocks:,} block{'s' * (made.live_at_end_blocks != 1)}",
+                f"{counted(made.live_at_end_blocks, 'block')}",
                 "refused": f"{made.failed_allocs:,}",
             }
         )

@@ -102,7 +102,7 @@ def test_address_of_a_closed_owner_is_refused(arena):
     owners = (buffer, tensor, tensor[2:], cache, full, full[1:], full.buffer, opened.opened)
     for owner in (*owners, pool, registration):
         name = {pool: "handle", registration: "address"}.get(owner, "ptr")
-        with pytest.raises(ClosedError, match="closed|released"):
+        with pytest.raises(ClosedError, match=r"closed|released"):
             getattr(owner, name)
         assert "gpumem." in repr(owner)
     assert (buffer.nbytes, tensor.shape, len(array)) == (64, (16,), 16)

@@ -16,7 +16,7 @@ Load = Callable[..., Trace]
 
 MODULE = "/lib/torch/nn/modules/module.py"
 CALL = [{"filename": MODULE, "name": "_call_impl", "line": 9}]
-ENGINE = [{"filename": "engine.cpp", "name": "torch::autograd::Engine::thread_main()", "line": 0}]
+ENGINE = [{"filename": "??", "name": "torch::autograd::Engine::thread_main()", "line": 0}]
 MAKE_GRADS = [{"filename": "/lib/torch/autograd/__init__.py", "name": "_make_grads", "line": 9}]
 TO = [{"filename": MODULE, "name": "_apply", "line": 9}]
 STEP = [{"filename": "/lib/torch/optim/adamw.py", "name": "_init_group", "line": 9}]

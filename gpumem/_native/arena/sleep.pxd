@@ -22,8 +22,8 @@ from gpumem._native.pages cimport StorePlace
 # STATE_FALLING nothing is allocated, while a thread looks for what is in use.
 cdef bint arena_turn(ArenaCore* arena, uint32_t before, uint32_t after) noexcept nogil
 # Puts an arena in STATE_FALLING that can sleep to sleep, with its graph pools. Caller holds no
-# lock, nor the interpreter's. ARENA_OK, too, if it is asleep already. After a refusal they are open,
-# or ARENA_HALF_ASLEEP. The bytes are stored at `place`; NULL: they are dropped.
+# lock, nor the interpreter's. ARENA_OK, too, if it is asleep already. After a refusal they are
+# open, or ARENA_HALF_ASLEEP. The bytes are stored at `place`; NULL: they are dropped.
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
