@@ -17,6 +17,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
 
 from gpumem._support.arguments import MISSING, refuse_call, require_name
+from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, whole_bytes
@@ -502,7 +503,8 @@ cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except
     cdef list errors = []
     while not budget_admit(level, nbytes):
         if not call_pressure_callback(level, nbytes, &pressure, errors):
-            raise_exceeded(level, nbytes, errors, numbers)
+            with kept_mappings:
+                raise_exceeded(level, nbytes, errors, numbers)
     report_errors(errors)
     if budget_has_crossed():
         call_crossing_callbacks()

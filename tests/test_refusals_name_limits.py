@@ -96,6 +96,8 @@ import gpumem
 from gpumem.errors import OutOfMemoryError
 arena = gpumem.Arena("host", {"backing": "regions", "extend_strategy": "same_as_requested"})
 arena.allocate(1 << 20).close()
+pool, few = gpumem.DriverPool("host"), gpumem.DriverPool("host", budget=gpumem.Budget(4096))
+pool.allocate(1 << 20).close()
 with open("/proc/sys/vm/max_map_count") as limit, open("/proc/self/maps") as maps:
     pages = int(limit.read()) - len(maps.readlines()) - int(sys.argv[1])
 base = reserve(pages * PAGE)
@@ -117,7 +119,17 @@ for make in (lambda: arena.allocate(1 << 20), lambda: gpumem.Arena("host")):
         assert "mappings that vm.max_map_count allows" in str(error), error
     assert len(made) < 2000
     held.append(made)
+try:
+    few.allocate(4097)
+except OutOfMemoryError as error:
+    assert "budget" in str(error), error
+try:
+    while True:
+        made.append(pool.allocate(1 << 20))
+except OutOfMemoryError as error:
+    assert error.report.lacks == "memory mappings", error
 held.clear()
+made.clear()
 libc.munmap(base, pages * PAGE)
 arena.allocate(1 << 20).close()
 """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _testcapi
 import gc
+import mmap
 import os
 import traceback
+from unittest import mock
 
 import pytest
 from integrations.test_switch import OWN, A, B, Variable
@@ -13,6 +15,7 @@ from integrations.test_switch import OWN, A, B, Variable
 import gpumem
 from gpumem import interop, observe
 from gpumem._testing.integrations import Switch, Using
+from gpumem.integrations import memory_saver
 
 MIB = 1 << 20
 NONE_LEFT = 25  # steps without an error in a row: no allocation is left to refuse
@@ -29,6 +32,9 @@ class Case:
 
     def prepare(self):
         pass
+
+    def refused(self, number):
+        return refused(self, number)
 
     def state(self):
         self.arena.shrink()
@@ -144,6 +150,115 @@ class Rows(Case):
             rows.commit(0, 10)
 
 
+class Producer:
+    """Another library's object over a tensor."""
+
+    def __init__(self, tensor):
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+
+class Blocks(Case):
+    """Blocks beyond the Buffer objects that Python keeps for later ones."""
+
+    def prepare(self):
+        self.rows = self.arena.virtual((64, 64 << 10), "u1")
+        self.rows.commit(0, 10)
+        self.memory = interop.Importer("host").import_memory(
+            interop.MemoryDescriptor(
+                mmap.mmap(-1, MIB), interop.MemoryHandleType.HOST_ALLOCATION, MIB
+            )
+        )
+
+    def step(self):
+        self.arena.allocate(100)
+        self.arena.allocate(100, self.stream)
+        gpumem.empty(100, "u1", resource=self.arena)
+        self.rows.tensor(0, 4)
+        gpumem.from_dlpack(Producer(self.block))
+        self.memory.tensor(9, "u1")
+
+    def refused(self, number):
+        held = [self.arena.allocate(100) for _ in range(300)]
+        return refused(self, number) and bool(held)
+
+    def state(self):
+        return super().state(), self.memory.exports
+
+
+class Streams(Case):
+    """Streams that follow each other in one slot."""
+
+    def prepare(self):
+        self.resource = self.arena
+
+    def step(self):
+        self.stream = gpumem.Stream("host")
+        self.resource.allocate(100, self.stream).close()
+        self.resource.reset_stream(self.stream)
+
+    def state(self):
+        self.step()
+        return super().state(), self.resource.stats().in_use
+
+
+class StreamsOfAPool(Streams):
+    def prepare(self):
+        self.resource = gpumem.DriverPool("host")
+
+
+class Imported(Case):
+    def prepare(self):
+        self.pages = mmap.mmap(-1, MIB)
+
+    def step(self):
+        kind = interop.MemoryHandleType.HOST_ALLOCATION
+        with interop.Importer("host") as importer:
+            described = interop.MemoryDescriptor(self.pages, kind, MIB)
+            with importer.import_memory(described) as memory:
+                memory.tensor(100, "u1").fill(3)
+
+
+class TimelinesImported(Case):
+    def prepare(self):
+        self.timeline = interop.HostTimeline.create()
+
+    def step(self):
+        kind = interop.SemaphoreType.HOST_TIMELINE
+        with interop.Importer("host") as importer, self.timeline.export() as handle:
+            described = interop.SemaphoreDescriptor(handle, kind)
+            with importer.import_semaphore(described) as other:
+                other.signal(other.value() + 1)
+
+
+class Environments(Case):
+    def step(self):
+        with gpumem.session.Environment() as environment:
+            arena = environment.register("host")
+            with gpumem.session.Session("host", environment=environment):
+                arena.allocate(100).close()
+
+
+class Regions(Case):
+    """Regions of PyTorch's memory that pause."""
+
+    def prepare(self):
+        self.saver = memory_saver.TorchMemorySaver()
+
+    def step(self):
+        with (
+            mock.patch.object(memory_saver, "_arenas", return_value=[self.arena]),
+            self.saver.region("weights"),
+            self.saver.disable(),
+        ):
+            self.saver.pause("weights")
+        self.saver.resume("weights")
+
+    def state(self):
+        self.arena.wake()
+        with self.arena.allocate(100) as block:
+            return super().state(), block.ptr > 0
+
+
 class Used(Case):
     """A framework that uses gpumem inside a block, and from `enable` to `disable`."""
 
@@ -195,14 +310,14 @@ def now(case):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", [*Case.__subclasses__(), AsleepInAFile, Enabled])
+@pytest.mark.parametrize("kind", [*Case.__subclasses__(), AsleepInAFile, Enabled, StreamsOfAPool])
 def test_refused_allocation_of_python_leaves_nothing_open_or_held(kind, tmp_path):
     case = kind(tmp_path)
     case.step()
     case.step()
     before, number, quiet = (now(case), now(case))[1], 0, 0
     while quiet < NONE_LEFT:
-        quiet = 0 if refused(case, number) else quiet + 1
+        quiet = 0 if case.refused(number) else quiet + 1
         assert now(case) == before, number
         number += 1
     assert number > NONE_LEFT

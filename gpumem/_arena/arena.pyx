@@ -259,7 +259,7 @@ cdef class Arena(MemoryResource):
             return self.allocate(nbytes)
         if self.take(nbytes, 0, self.default_slot, REGION_OF_MANY, &block) != ARENA_OK:
             return self.allocate(nbytes)
-        return buffer_of(self, block.address, nbytes, block.size, block.handle, self.default_slot)
+        return deliver(self, &block, nbytes, 0, self.default_slot)
 
     def allocate_persistent(self, nbytes):
         """Allocate a long-lived block (weights) in a region of its own.
@@ -1347,12 +1347,17 @@ cdef int close_alone(Arena arena) except -1:
     return 0
 
 
-cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
+cdef int release_vacant(Arena arena, uint32_t fresh) except -1:
     # A fresh or vacant slot named another stream before; its object is not needed any more.
     arena.last_stream = None
-    for slot in list(arena.streams):
-        if slot == fresh or arena_stream_state(arena.core, slot) == STREAM_VACANT:
-            arena.stale.append(arena.streams.pop(slot))
+    try:
+        for slot in list(arena.streams):
+            if slot == fresh or arena_stream_state(arena.core, slot) == STREAM_VACANT:
+                arena.stale.append(arena.streams.pop(slot))
+    except MemoryError:
+        arena.streams.pop(fresh, None)      # the caller does not use the slot
+        raise
+    return 0
 
 
 cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes):
@@ -1386,11 +1391,19 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
 
 cdef inline Buffer deliver(Arena arena, Block* block, uint64_t asked, uint64_t extra,
                            uint32_t slot):
-    if extra:
-        block.address = (block.address + extra) & ~extra
-        if arena.heap is not None:
-            arena.heap.narrow(arena.core, block, asked, slot)
-    return buffer_of(arena, block.address, asked, block.size, block.handle, slot)
+    cdef Buffer buffer
+    cdef bint is_made = False
+    try:
+        if extra:
+            block.address = (block.address + extra) & ~extra
+            if arena.heap is not None:
+                arena.heap.narrow(arena.core, block, asked, slot)
+        buffer = buffer_of(arena, block.address, asked, block.size, block.handle, slot)
+        is_made = True
+    finally:                            # `except` would cost every allocation instructions
+        if not is_made:
+            arena_free(arena.core, block.handle, slot)
+    return buffer
 
 
 cdef int arena_bad_free(Arena arena, uint64_t address) except -1:

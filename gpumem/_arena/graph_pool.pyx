@@ -195,11 +195,17 @@ cdef class GraphPool:
         return self.members()
 
     cdef Arena part(self, Arena tagged):
+        cdef Arena opened, part
         if tagged is None:
             return self.inner
-        if tagged not in self.parts:
-            adopt(open_pool_arena(self.arena), tagged, self)
-        return self.parts[tagged]
+        part = self.parts.get(tagged)
+        if part is None:
+            opened = open_pool_arena(self.arena)
+            adopt(opened, tagged, self)
+            part = self.parts.setdefault(tagged, opened)
+            if part is not opened:      # another thread opened one meanwhile
+                opened.close()
+        return part
 
     cdef list members(self):
         required(self)
@@ -307,7 +313,9 @@ cdef class Captures:
         if slot is not None:
             self.end_slot(pool, slot)
         while slot is None and pool.serving:
-            self.end_slot(pool, next(iter(pool.serving)))
+            for each in pool.serving:       # an iterator would be an allocation
+                self.end_slot(pool, each)
+                break
         # Users cannot refer to a pool that the arena opened: without a graph it is not needed.
         if pool.capture and not pool.serving:
             for inner in pool.members():
@@ -488,8 +496,6 @@ cdef int adopt(Arena inner, Arena owner, GraphPool pool) except -1:
         inner.enable_peer(peer)
     event_source_name(arena_events(inner.core), arena_events(owner.core).memory, b"graph pool",
                       inner.name.encode("utf-8", "replace"))
-    if whole != NULL:
-        pool.parts[owner] = inner
     return 0
 
 

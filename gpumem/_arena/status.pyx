@@ -384,9 +384,10 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
 
 cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
                            Pressure pressure) except -1:
-    report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget", pressure)
-    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core),
-                   [] if pressure is None else pressure.errors, {"report": report})
+    with kept_mappings:
+        report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget", pressure)
+        raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core),
+                       [] if pressure is None else pressure.errors, {"report": report})
 
 
 cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason,

@@ -876,13 +876,19 @@ cdef class ResourceBase:
         return 0
 
 
-cdef void release_vacant(ResourceBase resource, uint32_t fresh) noexcept:
+cdef int release_vacant(ResourceBase resource, uint32_t fresh) except -1:
     # Vacant slots, and perhaps the fresh one, named other streams before. Their objects are
     # released together at the end, because that may run code that names streams.
-    cdef list released = []
-    for slot in list(resource.streams):
-        if slot == fresh or ledger_is_vacant(resource.ledger, slot):
-            released.append(resource.streams.pop(slot))
+    cdef list released
+    try:
+        released = []
+        for slot in list(resource.streams):
+            if slot == fresh or ledger_is_vacant(resource.ledger, slot):
+                released.append(resource.streams.pop(slot))
+    except MemoryError:
+        resource.streams.pop(fresh, None)       # the caller does not use the slot
+        raise
+    return 0
 
 
 cdef int require_made(ResourceBase resource) except -1:

@@ -9,4 +9,4 @@ cdef class Handle:
 # The number of an argument; TypeError or ValueError: it cannot be a descriptor's.
 cdef int descriptor_of(object fd) except -1
 # A new owner of a descriptor that was just made; a failure closes it.
-cpdef Handle handle_of(int fd, object kind, object contents)
+cdef Handle handle_of(int fd, object kind, object contents)

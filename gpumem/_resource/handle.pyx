@@ -130,6 +130,16 @@ cdef class Handle:
     def __exit__(self, *exception):
         self.close()
 
+    @staticmethod
+    def _owning(int fd, kind=None, contents=None):
+        """Make a Handle of a descriptor, which is closed if that fails."""
+        return handle_of(fd, kind, contents)
+
+    def _describe(self, kind, contents):
+        """Set how importers open it, and what it refers to."""
+        self.kind = kind
+        self.contents = contents
+
     def __reduce__(self):
         from multiprocessing.reduction import DupFd
 
@@ -169,8 +179,8 @@ def received_handle(sent, kind, contents):
     return handle_of(fd, kind, contents)
 
 
-cpdef Handle handle_of(int fd, object kind, object contents):
-    """Make a Handle of a descriptor, which is closed if that fails."""
+cdef Handle handle_of(int fd, object kind, object contents):
+    # The descriptor is closed if that fails.
     cdef Handle handle
     try:
         handle = Handle.__new__(Handle)

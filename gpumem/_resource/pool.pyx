@@ -29,6 +29,7 @@ from gpumem._resource.pool_driver cimport (
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 
+from gpumem._support.out_of_memory import kept_mappings
 from gpumem.config import PoolConfig
 from gpumem.device import Device, devices, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -615,14 +616,16 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(pool.ledger)
     cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-    report = OutOfMemoryReport(
-        str(pool.memory), block.requested, block.size, pool.name,
-        <uintptr_t>ledger_stream(pool.ledger, block.slot),
-        (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
-        in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
-        waiting=now.waiting, **device_figures(pool, &pool.driver_device.context, pool.ledger))
-    # The driver does not report which it reached; with a maximum size that is more likely.
-    raise OutOfMemoryError.of(advised(report, "limit" if pool.config.max_size else "driver"))
+    cdef uint64_t most = pool.config.max_size or 0
+    with kept_mappings:
+        report = OutOfMemoryReport(
+            str(pool.memory), block.requested, block.size, pool.name,
+            <uintptr_t>ledger_stream(pool.ledger, block.slot),
+            (LimitInForce("max_size", most, reserved),) if most else (),
+            in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
+            waiting=now.waiting, **device_figures(pool, &pool.driver_device.context, pool.ledger))
+        # The driver does not report which it reached; with a maximum size that is more likely.
+        raise OutOfMemoryError.of(advised(report, "limit" if most else "driver"))
 
 
 def pool_of(Buffer buffer not None):

@@ -459,6 +459,8 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     # One resource for all tensors of the legacy stream, and one for each that names another.
     cdef ForeignMemory resource = (resource_of(memory) if stream is None
                                    else ForeignMemory(memory, stream))
+    # It has no block until all that can fail is done.
+    cdef Buffer buffer = buffer_of(resource, address, nbytes, 0, 0, 0)
     cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
     require_memory(kept != NULL, "importing a buffer")
     # Only a device's memory stays the parent's in a forked child.
@@ -467,8 +469,10 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     if owner is not None:
         Py_INCREF(owner)
         kept.object = <PyObject*>owner
-    # Block bytes are never 0: an empty buffer has an owner, too.
-    return buffer_of(resource, address, nbytes, nbytes or 1, <uint64_t>kept, 0)
+    # Block bytes are not 0 now: an empty buffer has an owner, too.
+    buffer.handle = <uint64_t>kept
+    buffer.block_bytes = nbytes or 1
+    return buffer
 
 
 cdef ForeignMemory resource_of(object memory):

@@ -94,10 +94,14 @@ cdef class SpanMemory(MemoryResource):
     cdef Buffer view_of(self, uint64_t first, uint64_t last, uint64_t count, uint32_t slot):
         # A buffer of `count` rows from `first` on, of which those up to `last` are held.
         cdef uint64_t nbytes = count * self.row_nbytes
+        # It has no block until all that can fail is done.
+        cdef Buffer buffer = buffer_of(
+            self, span_figures(self.span).base + first * self.row_nbytes, nbytes, 0, 0, slot)
         cdef SpanView* view = span_view(self.span, first * self.row_nbytes, last * self.row_nbytes)
         require_memory(view != NULL, "viewing a virtual tensor")
-        return buffer_of(self, span_figures(self.span).base + first * self.row_nbytes, nbytes,
-                         nbytes, <uintptr_t>view, slot)
+        buffer.handle = <uintptr_t>view
+        buffer.block_bytes = nbytes
+        return buffer
 
     cdef uint64_t committed_from(self, uint64_t first) except? <uint64_t>-1:
         # The end of the committed rows that begin with `first`. Caller holds `lock`.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
-from gpumem._resource.handle import Handle, handle_of
+from gpumem._resource.handle import Handle
 from gpumem._support.arguments import refuse, whole_number
 from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device, devices
@@ -374,7 +374,7 @@ def duplicate(handle: Any) -> Handle:
     if not 0 <= number < 1 << 31:
         raise BadHandleError(errno.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
     try:
-        return handle_of(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0), None, None)
+        return Handle._owning(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0))
     except OSError as error:
         raise BadHandleError(error.errno, f"descriptor {number}: {error.strerror}") from None
 

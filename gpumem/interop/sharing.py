@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumem._arena.arena import export_block
 from gpumem._buffer.buffer import Buffer
 from gpumem._copy.copy import synchronize
-from gpumem._resource.handle import Handle, handle_of
+from gpumem._resource.handle import Handle
 from gpumem._resource.pool import pool_of
 from gpumem._support.arguments import require
 from gpumem._support.texts import shown
@@ -186,7 +186,8 @@ def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
         read_only=read_only,
         pool_pointer=note,
     )
-    return handle_of(handle.detach(), kind, contents)
+    handle._describe(kind, contents)
+    return handle
 
 
 def attach(handle: Handle, *, device: Device | str | None = None) -> Any:

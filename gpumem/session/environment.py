@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from gpumem._buffer.resource import MemoryResource
@@ -94,14 +95,15 @@ class Environment(Closable):
     (True, 1073741824)
     """
 
+    # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
+    _unclaimed: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, config: Settings | None = None) -> None:
         self._lock = ForkLock()
         self._entries: dict[tuple[Device, MemoryKind], _Entry] = {}
         self._replaced: list[_Entry] = []
         self._dropped: deque[MemoryResource] = deque()  # by sessions that are gone
         self._is_held = False  # the lock, by any thread
-        # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
-        self._unclaimed: dict[str, str] = {}
         self._settings = read_prefixes({} if config is None else config)
         self._unclaimed = {
             name: which for which, name in self._settings if which and not _MEMORY_NAME.match(name)
@@ -316,16 +318,22 @@ class Environment(Closable):
 
     def _drop(self, entry: _Entry) -> list[MemoryResource]:
         """Remove a reference; return the resources to close once the lock is released."""
-        entry.references -= 1
-        if entry.references:
+        if entry.references > 1:
+            entry.references -= 1
             return []
-        self._replaced = [other for other in self._replaced if other is not entry]
-        self._entries = {key: other for key, other in self._entries.items() if other is not entry}
-        return [entry.resource] if entry.made_here and not self._is_beneath(entry.resource) else []
+        replaced = [other for other in self._replaced if other is not entry]
+        entries = {key: other for key, other in self._entries.items() if other is not entry}
+        is_idle = entry.made_here and not self._is_beneath(entry)
+        ended = [entry.resource] if is_idle else []
+        # Nothing that can fail follows: a release that lacks host memory can be repeated.
+        entry.references, self._entries, self._replaced = 0, entries, replaced
+        return ended
 
-    def _is_beneath(self, resource: MemoryResource) -> bool:
-        """Return whether an adaptor that has references allocates a resource's blocks."""
-        above = [entry.resource for entry in (*self._entries.values(), *self._replaced)]
+    def _is_beneath(self, ending: _Entry) -> bool:
+        """Return whether an adaptor of another entry allocates blocks of an entry's resource."""
+        resource = ending.resource
+        entries = (*self._entries.values(), *self._replaced)
+        above = [entry.resource for entry in entries if entry is not ending]
         while above:
             each = above.pop()
             if each is resource:
@@ -444,8 +452,8 @@ class Environment(Closable):
                     f"{self!r} cannot be closed: sessions or acquire() use {held}; close or "
                     "release them first"
                 )
-            self._closed = True
             ended = [each for entry in list(self._entries.values()) for each in self._drop(entry)]
+            self._closed = True
         close_those_idle(ended)
         self._warn_of_unclaimed(stacklevel=3)
 

@@ -691,7 +691,11 @@ class Session(Closable):
         self._inputs, self._outputs, self._results = {}, {}, {}
         self._idle = []
         self._captured_run = None
-        self._release()
+        try:
+            self._release()
+        except MemoryError:
+            self._closed = False  # the caller closes it again
+            raise
         # An arena that work of the device still uses ends when nothing refers to it any more.
         del self._own_memory
         self._private = None

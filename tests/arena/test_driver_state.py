@@ -7,6 +7,7 @@ import pytest
 from helpers.driver import HostDriver
 
 import gpumem
+from gpumem import interop
 
 MIB = 1 << 20
 GLOBAL = 0  # CU_STREAM_CAPTURE_MODE_GLOBAL, a thread's mode at first
@@ -99,6 +100,19 @@ def test_refused_calls_leave_the_threads_contexts_and_capture_mode(call, host, s
     host.clear_faults()
     call(arena.shrink)
     call(arena.close)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_export_leaves_the_threads_contexts_and_capture_mode(call, host, refused):
+    arena = call(gpumem.Arena, "host", {"numa_node": 0})
+    block = call(arena.allocate, MIB, shareable=True)
+    if refused:
+        host.fail("cuMemExportToShareableHandle", 1, INVALID_VALUE)
+        with pytest.raises(gpumem.errors.DriverError):
+            call(interop.export, block)
+        host.clear_faults()
+    with call(interop.export, block) as handle:
+        call(interop.attach, handle)
 
 
 @pytest.mark.parametrize("settings", [REGIONS, PAGES], ids=["regions", "pages"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.arrays import fill, holds
@@ -87,6 +89,35 @@ def test_blocks_of_a_pool_sleep_with_their_tags(driver, stream, host, arena):
     assert sum(block.used for block in graph.pool.blocks()) == 1
     graph.end()
     assert graph.pool.stats().reserved == 0
+
+
+def test_threads_that_allocate_first_under_one_tag_share_the_pools_part(
+    driver, stream, arena, monkeypatch
+):
+    """One part is kept: another one would stay open, and refuse the sleep of its tag for good."""
+    config, both = type(arena.config), threading.Barrier(2)
+    settings = config._of_graph_pool
+    side = gpumem.Stream("host")
+    with arena.capture(stream) as pool, Graph(driver, stream):
+        side.wait(stream.record())
+        pool.add_stream(side)
+        monkeypatch.setattr(config, "_of_graph_pool", lambda *a: (both.wait(20), settings(*a))[1])
+
+        def allocate(used):
+            with arena.tag("out"):
+                return arena.allocate(3 * MIB, used)
+
+        with ThreadPoolExecutor(2) as threads:
+            blocks = list(threads.map(allocate, (stream, side)))
+        monkeypatch.undo()
+        stream.wait(side.record())
+    assert len(pool._homes) == 2
+    assert pool.stats().in_use == 6 * MIB
+    arena.sleep("out")
+    arena.wake("out")
+    for block in blocks:
+        block.close()
+    pool.close()
 
 
 def test_dropped_tag_of_a_pool_is_not_copied(driver, stream, host, arena):

@@ -1,5 +1,6 @@
 """The server of descriptors: what it is asked, who asks, and its process's forks."""
 
+import _testcapi
 import contextlib
 import os
 import socket
@@ -266,3 +267,18 @@ def test_child_keeps_neither_its_parents_server_nor_what_is_answered():
         thread.join()
     """)
     assert said == ["1"]  # the asker's own
+
+
+def test_descriptors_are_closed_if_one_cannot_have_its_handle():
+    before, refused = open_descriptors(), 0
+    for number in range(30):
+        received = [os.dup(1) for _ in range(9)]
+        _testcapi.set_nomemory(number, number + 1)
+        try:
+            descriptors.handles_of(received)
+        except MemoryError:
+            refused += 1
+        finally:
+            _testcapi.remove_mem_hooks()
+        assert open_descriptors() == before, number
+    assert 9 < refused < 30

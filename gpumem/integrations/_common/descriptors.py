@@ -136,7 +136,7 @@ def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
     while True:
         _limit(peer, until)
         data, numbers, flags, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
-        handles = [Handle(number) for number in numbers]
+        handles = handles_of(numbers)
         if flags & socket.MSG_CTRUNC:
             for each in handles:
                 each.close()
@@ -146,6 +146,19 @@ def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
                 _require_answer(json.loads(data))
             return
         yield from handles
+
+
+def handles_of(numbers: list[int]) -> list[Handle]:
+    """Make handles of descriptors, which leave the list; all are closed if that fails."""
+    try:
+        handles = []
+        while numbers:
+            handles.append(Handle._owning(numbers.pop(0)))
+    except MemoryError:
+        while numbers:
+            os.close(numbers.pop())
+        raise
+    return handles
 
 
 def _require_answer(said: Any) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from gpumem._buffer.resource import MemoryResource
 from gpumem._copy.copy import synchronize
 from gpumem._defaults import get_default_resource
-from gpumem._resource.handle import Handle
 from gpumem._tensor import Tensor, asarray, copy, empty
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import (
@@ -123,9 +122,10 @@ def collected(name: str, token: str, contents: bytes) -> Tensor:
         member.received += 1
     with ask(name, OFFER, token, timeout=TIMEOUT) as (_, handles):
         for handle in handles:
-            with handle, Handle(handle.detach(), kind=kind, contents=said) as whole:
+            with handle:
+                handle._describe(kind, said)
                 try:
-                    tensor: Tensor = attach(whole)
+                    tensor: Tensor = attach(handle)
                 except BadHandleError:
                     raise
                 except GpumemError as error:

@@ -126,10 +126,11 @@ cdef void release_kept(void* owner) noexcept nogil:
 
 cdef Buffer buffer_over(ExternalMemory memory, MemoryResource home, uint64_t address,
                         uint64_t nbytes):
+    # It has no block until all that can fail is done.
+    cdef Buffer buffer = buffer_of(home, address, nbytes, 0, 0, 0)
     # The caller may have run other code since it looked; until the memory is retained none runs.
     cdef Mapping* mapping = require_open(memory)
     cdef KeptMapping* kept = <KeptMapping*>malloc(sizeof(KeptMapping))
-    cdef Buffer buffer
     if kept == NULL:
         raise MemoryError("out of host memory while creating a buffer over imported memory")
     # The current point: a later `set_ready` is for later buffers.
@@ -139,8 +140,9 @@ cdef Buffer buffer_over(ExternalMemory memory, MemoryResource home, uint64_t add
         Py_INCREF(memory.ready)
         kept.ready = <PyObject*>memory.ready
     mapping_retain(mapping)
-    # Block bytes are never 0: an empty buffer keeps the mapping, too.
-    buffer = buffer_of(home, address, nbytes, nbytes or 1, <uintptr_t>kept, 0)
+    # Block bytes are not 0 now: an empty buffer keeps the mapping, too.
+    buffer.handle = <uintptr_t>kept
+    buffer.block_bytes = nbytes or 1
     if memory.ready is None:
         order_settled(buffer)               # the caller has ordered earlier work
     return buffer
@@ -773,8 +775,9 @@ cdef void mapping_free(Mapping* mapping) noexcept:
 cdef int require_success(Mapping* mapping, CUresult code, const char* call) except -1:
     # Undo an import that failed, and raise.
     cdef DeviceContext* context = mapping.context
-    if code != CUDA_SUCCESS:
-        mapping_free(mapping)
+    if code == CUDA_SUCCESS:
+        return 0
+    mapping_free(mapping)
     return check(context.table, code, call.decode())
 
 

@@ -244,7 +244,7 @@ def _open_name(wanted: Wanted) -> ExternalMemory:
         raise BadHandleError(
             error.errno, f"shared memory object {name!r}: {error.strerror}"
         ) from None
-    with Handle(number) as file:
+    with Handle._owning(number) as file:
         return external.import_file(wanted, file)
 
 
