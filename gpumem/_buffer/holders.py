@@ -1,4 +1,4 @@
-"""Python objects that hold blocks: names of reference cycles and of ways from modules and frames."""
+"""Python objects that hold blocks: names of cycles, and of ways from modules and frames."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ with tabs between them; a thread the system's id, in decimal; a stack a JSON arr
 name]``, the innermost first, native frames with line 0; live blocks a JSON array of their
 resource's ``memory``, ``kind`` and ``name`` and an array of ``[address, requested bytes, bytes of
 the block, stream, framework or null]``; a refused request a JSON object with the fields of
-`RefusedRequest`, its time in nanoseconds since 1970. A name stands before its first use, except for a
-thread's, which may come later, or not at all. Events may stand before the live blocks.
+`RefusedRequest`, its time in nanoseconds since 1970. A name stands before its first use, except for
+a thread's, which may come later, or not at all. Events may stand before the live blocks.
 
 Events of one block are in order. Those of different threads may stand in a slightly different
 order than their times.

@@ -123,7 +123,8 @@ cdef bint call_within(BoundedCall* call, uint64_t ns) noexcept nogil:
         return False
     # It polls: a wake-up would only speed up a refusal.
     while not published32(&call.has_run):
-        if clock_ns() > until and (flag_take(&call.unclaimed) or clock_ns() > until + CALL_RUNS * ns):
+        if clock_ns() > until and (flag_take(&call.unclaimed)
+                                   or clock_ns() > until + CALL_RUNS * ns):
             return False
         sleep_ns(CALL_POLL)
     return True

@@ -15,8 +15,8 @@ from gpumem._buffer cimport (
     ResourceBase,
 )
 from gpumem._native.arena.api cimport (
-    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_views,
-    ArenaSpan, Lack, room_for_streams, slot_drop, slot_retain, span_arena, span_close, span_commit,
+    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, arena_views, ArenaSpan, Lack,
+    room_for_streams, slot_drop, slot_retain, span_arena, span_close, span_commit,
     span_drop, span_figures, span_is_held, span_open, span_record, span_release, span_view,
     span_view_end, span_view_first, span_view_last, span_wait, SpanView,
 )
