@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -17,6 +19,10 @@ from gpumem.traces.trace import Trace
 
 MAX_FILE_BYTES = 1 << 32
 """Largest file that is read: 4 GiB."""
+MAX_UNPACKED_BYTES = 1 << 28
+"""Largest content of a file that gzip compressed: 256 MiB."""
+
+_GZIP = b"\x1f\x8b"
 
 
 def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> Trace:
@@ -26,7 +32,7 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
     ``gpumem/traces/samples/README.md``), PyTorch memory snapshots
     (``torch.cuda.memory._dump_snapshot``; no code of the pickle runs), the CSV logs of RMM's
     ``LoggingResourceAdaptor``, and gpumem's own snapshots in JSON, of which the trace allocates the
-    blocks in use.
+    blocks in use. Each may be compressed by gzip.
 
     Parameters
     ----------
@@ -87,6 +93,9 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
             if size > MAX_FILE_BYTES:
                 limit = exact_size(MAX_FILE_BYTES)
                 raise TraceError(f"the file has {exact_size(size)}, expected at most {limit}")
+            if file.read(len(_GZIP)) == _GZIP:
+                file.seek(0)
+                return _read(_unpacked(file), Path(path.stem).stem, device)
             return _read(file, path.stem, device)
     except TraceError as error:
         raise TraceError(f"{source}: {error}") from None
@@ -149,6 +158,7 @@ _READERS = {
 
 def _read(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     """Read the file with the reader of the format that its first bytes show."""
+    file.seek(0)
     start = file.read(4096)
     file.seek(0)
     if not start:
@@ -171,6 +181,19 @@ def _read(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     )
 
 
+def _unpacked(file: IO[bytes]) -> IO[bytes]:
+    """Return the content of a file that gzip compressed, or raise TraceError."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        data = reader.decompress(file.read(), MAX_UNPACKED_BYTES)
+    except zlib.error as error:
+        raise TraceError(f"damaged gzip file: {error}") from None
+    if not reader.eof:
+        limit = exact_size(MAX_UNPACKED_BYTES)
+        raise TraceError(f"the gzip file ends too early, or has more than {limit}")
+    return io.BytesIO(data)
+
+
 def samples() -> dict[str, Path]:
     """List the bundled traces.
 
@@ -183,7 +206,8 @@ def samples() -> dict[str, Path]:
     --------
     >>> from gpumem.traces import samples
     >>> sorted(samples())
-    ['gpt2_varlen_train', 'multistream_train']
+    ['gpt2_out_of_memory', 'gpt2_train', 'gpt2_varlen_train', 'multistream_train']
     """
     folder = Path(__file__).with_name("samples")
-    return {path.stem: path for path in sorted(folder.glob("*.npz"))}
+    files = sorted([*folder.glob("*.npz"), *folder.glob("*.gz")])
+    return {path.name.partition(".")[0]: path for path in files}

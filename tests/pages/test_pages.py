@@ -35,7 +35,7 @@ def test_moves_cost_at_most_one_per_cent_of_the_traces_time():
     # 45 us for a handle mapped anew, as measured on an H200.
     from gpumem.traces import load_trace
 
-    for name in samples():
+    for name in ("gpt2_varlen_train", "multistream_train"):  # those with times of a GPU
         result = replay(name, "host", config=VIRTUAL)
         assert result.pages_moved * 45 <= 0.01 * load_trace(name).duration_us
 

@@ -1,5 +1,6 @@
 """What a trace is, what reads as one, and what is refused with which words."""
 
+import gzip
 import io
 import json
 import os
@@ -239,8 +240,48 @@ def test_samples_load_by_name_and_agree_with_what_pytorch_reported(name):
 
 def test_samples_are_listed_with_files_that_exist():
     listed = samples()
-    assert list(listed) == ["gpt2_varlen_train", "multistream_train"]
+    assert list(listed) == [
+        "gpt2_out_of_memory",
+        "gpt2_train",
+        "gpt2_varlen_train",
+        "multistream_train",
+    ]
     assert all(path.is_file() for path in listed.values())
+
+
+def test_sample_of_a_recording_has_stacks_phases_and_categories():
+    trace = load_trace("gpt2_train")
+    assert trace.name == "gpt2_train"
+    assert {phase.name for phase in trace.details.phases} == {"forward", "backward", "optimizer"}
+    assert {"activations", "optimizer state"} <= set(trace.details.categories)
+    assert any(stack[-1][2] == "<module>" for stack in trace.details.stacks)
+    refused = load_trace("gpt2_out_of_memory").details.refusals
+    assert [(each.limit_name, each.limit) for _, each in refused] == [("max_mem", 8 << 30)]
+
+
+@pytest.mark.parametrize("name", ["multistream_train", "gpt2_train"])
+def test_files_that_gzip_compressed_are_read(tmp_path, name):
+    packed = tmp_path / "some.run.gz"
+    data = samples()[name].read_bytes()
+    packed.write_bytes(data if name == "gpt2_train" else gzip.compress(data))
+    trace = load_trace(packed)
+    assert trace.name == "some"
+    assert trace.events == load_trace(name).events
+
+
+def test_damaged_and_huge_gzip_files_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "some.gz"
+    data = gzip.compress(samples()["multistream_train"].read_bytes())
+    path.write_bytes(data[:-100])
+    with pytest.raises(TraceError, match="ends too early"):
+        load_trace(path)
+    path.write_bytes(data[:2] + bytes(40))
+    with pytest.raises(TraceError, match="damaged gzip file"):
+        load_trace(path)
+    path.write_bytes(data)
+    monkeypatch.setattr("gpumem.traces.formats.MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(TraceError, match="more than 1000 B"):
+        load_trace(path)
 
 
 def test_file_takes_precedence_over_a_sample_of_its_name(tmp_path, monkeypatch):
@@ -765,7 +806,7 @@ def test_rmm_log_that_is_no_text_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: None, "no such file, and no sample of that name (samples: gpt2_varlen_train, "),
+        (lambda p: None, "no such file, and no sample of that name (samples: gpt2_out_of_memory, "),
         (lambda p: p.mkdir(), "is not a regular file"),
         (lambda p: p.touch(), "the file is empty"),
         (lambda p: p.write_text("hello"), "not a trace: neither a recording, nor an .npz archive"),
