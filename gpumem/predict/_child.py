@@ -271,6 +271,12 @@ class ScriptRun:
         """Write the answer and end the process, without its exit handlers."""
         self.library.null_listen(None)
         self.keep_peaks()
+        live = max((live for live, _ in self.peaks.values()), default=0)
+        if not live and end in ("script", "steps"):
+            reason = (
+                "its process has used no memory of the GPU; processes that it starts are not seen"
+            )
+            end = "stopped"
         gaps = sorted(b - a for a, b in zip(self.times, self.times[1:], strict=False))
         answer = {
             "end": end,
@@ -278,7 +284,7 @@ class ScriptRun:
             "reason": reason,
             "steps": max(self.steps.values(), default=0),
             "seconds": gaps[len(gaps) // 2] if gaps else None,
-            "live": max((live for live, _ in self.peaks.values()), default=0),
+            "live": live,
             "reserved": max((reserved for _, reserved in self.peaks.values()), default=0),
             "reads": [[*key, count] for key, count in self.reads.most_common()],
             "refused": [[*key, count] for key, count in self.refused.most_common()],

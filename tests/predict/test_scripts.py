@@ -74,6 +74,8 @@ def test_training_is_stopped_after_the_steps_with_each_allocator(predicted):
 
 
 def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
+    if require().version.startswith("2.10."):
+        pytest.skip("gpumem needs PyTorch 2.11 or later")
     if shutil.which("g++") is None:
         pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
     found = predicted(TRAINING, allocators=("default", "gpumem"))
@@ -176,6 +178,17 @@ def test_error_of_the_script_is_named_with_its_line_and_output(predicted):
     assert "begun" in run.output
 
 
+def test_script_that_uses_no_gpu_is_not_said_to_fit(predicted):
+    run = predicted("""
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters())
+        for step in range(5):
+            optimizer.step()
+        """)
+    assert (run.end, run.steps) == ("stopped", 3)
+    assert "no memory of the GPU" in run.reason
+
+
 def test_script_that_crashes_or_does_not_end_has_no_figures(predicted):
     crashed = predicted("import os; os.abort()")
     assert crashed.end == "failed"
@@ -202,6 +215,7 @@ def test_script_has_its_arguments_and_its_folder(predicted, tmp_path):
         assert __name__ == "__main__" and __file__ == os.path.join(sys.path[0], "train.py")
         assert beside.NAME == sys.argv[1] == "--lr=1" and len(sys.argv) == 2
         assert "gpumem" not in sys.modules
+        kept = torch.ones(1, device="cuda")
         """,
         "--lr=1",
     )
