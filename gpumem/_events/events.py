@@ -48,7 +48,8 @@ kind    action              what happened
                             address; of no resource, 65535
 12      phase_end           it ended
 13      category            the tag is the purpose of the block that is live at the address, such as
-                            "parameters"; of no resource
+                            "parameters"; at 16 the number of the tag that names the module
+                            which has it, 0: none; of no resource
 255     (a part of a name)  below
 ======  ==================  ======================================================================
 

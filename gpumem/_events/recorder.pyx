@@ -248,11 +248,11 @@ cdef list native_frame(uint64_t address):
 cdef uint64_t phases_begun = 0      # so far
 
 
-cdef void mark(uint32_t kind, uint64_t address, uint16_t label) noexcept:
+cdef void mark(uint32_t kind, uint64_t address, uint16_t label, uint16_t module=0) noexcept:
     # With the interpreter lock no recorder in the list ends.
     cdef PyObject* each = first_active
     while each != NULL:
-        recorder_mark((<RecorderHandle>each).recorder, kind, address, label)
+        recorder_mark((<RecorderHandle>each).recorder, kind, address, label, module)
         each = (<RecorderHandle>each).next_active
 
 
@@ -274,10 +274,10 @@ def end_phase(uint16_t label, uint64_t number):
     mark(REC_PHASE_END, number, label)
 
 
-def set_category(uint16_t label, addresses):
-    """Write the category of the live blocks at some addresses."""
-    for address in addresses:
-        mark(REC_CATEGORY, address, label)
+def set_category(uint16_t label, places):
+    """Write the category of the live blocks at addresses, each with the label of its module or 0."""
+    for address, module in places:
+        mark(REC_CATEGORY, address, label, module)
 
 
 def note_refusal(facts):

@@ -21,7 +21,7 @@ cdef extern from "recorder.h" nogil:
     int rec_finish_file(const Recorder*)
     void rec_free(Recorder*)
     void rec_define(Recorder*, uint32_t what, uint32_t number, const char* text, size_t length)
-    void rec_mark(Recorder*, uint32_t kind, uint64_t address, uint16_t label)
+    void rec_mark(Recorder*, uint32_t kind, uint64_t address, uint16_t label, uint16_t module)
     bint rec_read_ring(const Recorder*, uint64_t number, uint64_t* words)
     void rec_set_stacks(uint16_t (*number)(int native) noexcept nogil)
     int32_t rec_thread_id(uint16_t number)

@@ -138,7 +138,7 @@ MAX_PHASES = 1 << 13
 """A page draws at most so many phases."""
 
 # The groupings that a page has besides those that it makes of owners, stacks, streams and sizes.
-_GROUPINGS = ["rule", "category", "phase", "function", "file"]
+_GROUPINGS = ["rule", "category", "phase", "module", "function", "file"]
 
 
 def run_data(

@@ -20,6 +20,7 @@ from gpumem.traces.categories import (
     categories_of,
     has_passes,
     likely_category,
+    modules_of,
     steps_of,
 )
 from gpumem.traces.trace import (
@@ -85,7 +86,9 @@ class TraceBuilder:
         self._first = 0  # events before the log
         self._phases: list[list[Any]] = []  # name, events before its begin and its end
         self._open: dict[Hashable, list[Any]] = {}  # those that have not ended
-        self._category = array("b")  # by block number; -1: not known
+        self._category = array("b")  # by block number, as is the module; -1: not known
+        self._module = array("i")
+        self._modules: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Events recorded so far."""
@@ -119,6 +122,7 @@ class TraceBuilder:
         self._owner.append(self._owners.setdefault(owner, len(self._owners)))
         self._stack.append(self._stack_number(frames))
         self._category.append(-1)
+        self._module.append(-1)
         self._append(where, ALLOC, block, size, stream, time_us)
 
     def free_requested(
@@ -205,11 +209,13 @@ class TraceBuilder:
         stacks = np.array(self._stack, np.int64)
         return begun[self._first :], stacks[self._first :], [*self._stacks]
 
-    def categorize(self, address: int, name: str) -> None:
-        """Record the category of the block that is live at `address`, if there is one."""
+    def categorize(self, address: int, name: str, module: str = "") -> None:
+        """Record category and module of the block that is live at `address`, if there is one."""
         block, rank = self._live.get(address), RANKS.get(name, -1)
         if block is not None and rank > self._category[block]:
             self._category[block] = rank
+            if module:
+                self._module[block] = self._modules.setdefault(module, len(self._modules))
 
     def _stack_number(self, frames: Frames) -> int:
         if not frames:
@@ -276,7 +282,18 @@ class TraceBuilder:
             phases,
             category,
             CATEGORIES if category is not None else (),
+            *self._modules_of_blocks(),
         )
+
+    def _modules_of_blocks(self) -> tuple[NDArray[np.int32] | None, tuple[str, ...]]:
+        """Return the module of each block, as the log has it or by its stack, and their names."""
+        known = self._modules
+        names = map(modules_of, self._stacks)
+        by_stack = [known.setdefault(name, len(known)) if name else -1 for name in names]
+        if not known:
+            return None, ()
+        told, stack = np.array(self._module, np.int32), np.array(self._stack, np.int64)
+        return np.where(told < 0, np.array([*by_stack, -1], np.int32)[stack], told), tuple(known)
 
     def _categories(self, phases: tuple[Phase, ...]) -> NDArray[np.int32]:
         action, block = np.array(self._action), np.array(self._block)

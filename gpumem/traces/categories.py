@@ -47,6 +47,7 @@ _MODULES = re.compile(
 _WORKSPACES = re.compile("^at::(cuda|native)::.*Workspace")
 _STATES = re.compile(r"/torch/optim/.*:_init_group$")
 
+MODULE_JOIN = " / "
 _Rows = NDArray[np.int64]
 _NEVER = 1 << 62
 
@@ -207,3 +208,14 @@ def likely_category(stack: Frames) -> int:
     if any(map(_STATES.search, places)):
         return STATE
     return PARAMETERS if any(map(_MODULES.search, places)) else -1
+
+
+def modules_of(stack: Frames) -> str:
+    """Name the modules in which a stack allocates, by their functions ``forward``; "": none."""
+    names = [module_named(name) for _, _, name in stack if name.endswith(".forward")]
+    return MODULE_JOIN.join(reversed(names))
+
+
+def module_named(forward: str) -> str:
+    """Name a module by the qualified name of its function ``forward``."""
+    return forward.removesuffix(".forward").rpartition("<locals>.")[2]

@@ -169,7 +169,7 @@ def _record_phase(
     number, kind, name = row[1], row[5], tags.get(row[8], "unnamed")
     if kind == CATEGORY:
         for place in places:
-            builder.categorize(place | number, name)
+            builder.categorize(place | number, name, tags.get(row[2], ""))
     elif kind == PHASE_BEGIN:
         builder.phase_begin(number, name)
     else:

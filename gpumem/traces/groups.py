@@ -16,6 +16,7 @@ from gpumem.traces.trace import Details, Frames, Phase, Trace
 
 OUTSIDE = "outside of phases"
 NO_STACK = "no stack"
+NO_MODULE = "no module"
 REST = "no rule"
 _MAX_DEPTH = 16  # of phases that are named together
 
@@ -105,6 +106,12 @@ def _by_category(trace: Trace, details: Details) -> Groups | None:
     return Groups(details.category.astype(np.int64), details.categories)
 
 
+def _by_module(trace: Trace, details: Details) -> Groups | None:
+    if details.module is None:
+        return None
+    return Groups(details.module.astype(np.int64) + 1, (NO_MODULE, *details.modules))
+
+
 def _by_phase(trace: Trace, details: Details) -> Groups | None:
     if not details.phases:
         return None
@@ -151,6 +158,7 @@ GROUPINGS: dict[str, Callable[[Trace, Details], Groups | None]] = {
     "owner": _by_owner,
     "category": _by_category,
     "phase": _by_phase,
+    "module": _by_module,
     "stack": _by_stack(_whole),
     "line": _by_stack(lambda stack: line_of(own_frames(stack)[0])),
     "function": _by_stack(lambda stack: own_frames(stack)[0][2]),

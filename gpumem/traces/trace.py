@@ -397,7 +397,7 @@ class Phase(NamedTuple):
 class Details:
     """Further columns of a log.
 
-    `address`, `owner`, `stack` and `category` have a row per allocation.
+    `address`, `owner`, `stack`, `category` and `module` have a row per allocation.
 
     Attributes
     ----------
@@ -428,6 +428,11 @@ class Details:
         Purpose of each block, as an index of `categories`. None: of none.
     categories : tuple of str
         Such as "parameters", "activations", "other".
+    module : ndarray of int32, shape (allocs,), or None
+        Part of a model that each block belongs to, as an index of `modules`; -1: not known. None:
+        of none.
+    modules : tuple of str
+        Names of classes, the outer ones first: "Decoder / Block / Linear".
     """
 
     address: NDArray[np.uint64]
@@ -443,3 +448,5 @@ class Details:
     phases: tuple[Phase, ...] = ()
     category: NDArray[np.int32] | None = None
     categories: tuple[str, ...] = ()
+    module: NDArray[np.int32] | None = None
+    modules: tuple[str, ...] = ()

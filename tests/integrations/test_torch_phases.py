@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from gpumem import observe
+from gpumem._events import recorder
 from gpumem.integrations import torch as gpumem_torch
+from gpumem.integrations.torch import _phases
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -145,3 +147,16 @@ def test_compiled_module_is_one_graph_and_one_forward_pass(model):
 def test_traced_modules_are_recorded_as_parts(model):
     traced = torch.fx.symbolic_trace(torch.nn.Sequential(model))
     assert [node.op for node in traced.graph.nodes].count("call_module") == 3
+
+
+def test_parameters_are_written_with_the_classes_of_their_modules(model, monkeypatch):
+    written = []
+    monkeypatch.setattr(_phases, "set_category", lambda label, places: written.append(places))
+    monkeypatch.setattr(_phases, "_places", lambda values, module=0: (len(values), module))
+    net = torch.nn.ModuleDict({"part": model, "norm": torch.nn.BatchNorm1d(2)})
+    _phases._write_parameters(net, torch.nn.Module.forward)
+    texts, _ = recorder.labels_and_stacks()
+    assert {(texts[module], count) for count, module in written if count} == {
+        ("Sequential / Linear", 2),
+        ("_BatchNorm", 5),  # the class that has `forward`
+    }

@@ -6,8 +6,10 @@ import pytest
 
 from gpumem._events.refusals import RefusedRequest
 from gpumem.traces import Trace, TraceBuilder
+from gpumem.traces.groups import groups_of
 
 NN = (("/lib/torch/nn/modules/linear.py", 9, "forward"), ("/job/train.py", 3, "main"))
+LOOP = ("/job/train.py", 3, "main")
 DDP = (("/lib/torch/nn/parallel/distributed.py", 9, "_rebuild_buckets"), *NN[1:])
 
 
@@ -110,6 +112,22 @@ def test_traces_without_phases_and_purposes_have_no_categories() -> None:
     details = run_of("+a -a").details
     assert details is not None
     assert details.category is None
+
+
+def test_modules_are_told_or_known_by_the_functions_forward_of_a_stack() -> None:
+    builder = TraceBuilder()
+    stack = (("nn.py", 1, "Linear.forward"), ("a.py", 2, "make.<locals>.Net.forward"), LOOP)
+    for number, frames in enumerate((stack, (LOOP,), ()), start=1):
+        builder.alloc("", 4096 * number, 100, 0, 0, "", frames)
+    builder.categorize(4096 * 3, "gradients", "Net / Norm")
+    builder.categorize(4096 * 3, "inputs", "Other")
+    groups = groups_of(builder.trace("modules", {}), "module")
+    assert groups is not None
+    assert [groups.names[number] for number in groups.of] == [
+        "Net / Linear",
+        "no module",
+        "Net / Norm",
+    ]
 
 
 def test_steps_begin_where_an_optimizer_has_ended_and_a_forward_pass_follows() -> None:

@@ -306,10 +306,11 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
 
 /* Writes an event of the program, which no resource has: a phase, or a category. Caller keeps the
  * recorder from ending. */
-static void rec_mark(Recorder *recorder, uint32_t kind, uint64_t address, uint16_t label) {
+static void rec_mark(Recorder *recorder, uint32_t kind, uint64_t address, uint16_t label,
+                     uint16_t module) {
     const RecThread *thread = rec_thread();
     if (thread == NULL || recorder->generation != *rec_process) return;
-    uint64_t words[6] = {rec_now(CLOCK_MONOTONIC) - recorder->began, address, 0,
+    uint64_t words[6] = {rec_now(CLOCK_MONOTONIC) - recorder->began, address, module,
                          (uint64_t)REC_NO_RESOURCE << 48, 0,
                          rec_seal(kind, thread->framework, thread->number, label, 0)};
     rec_put(recorder, words);

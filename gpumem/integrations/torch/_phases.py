@@ -19,6 +19,7 @@ from typing import Any
 
 from gpumem._events.labels import label_of, range_name
 from gpumem._events.recorder import begin_phase, current_recording, end_phase, set_category
+from gpumem.traces.categories import MODULE_JOIN, module_named
 
 _FORWARD, _BACKWARD, _OPTIMIZER = map(label_of, ("forward", "backward", "optimizer"))
 _PARAMETERS, _GRADIENTS, _STATE, _INPUTS = map(
@@ -37,9 +38,8 @@ class _Outermost(threading.local):
 
 _outermost = _Outermost()
 _calls: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # by the id of a module or an optimizer
+_labels: dict[int, int] = {}  # of the modules of parameters, by their ids
 _is_following = False
-
-
 _modules: list[weakref.ref[Any]] = []  # all that there were at the first step of an optimizer
 
 
@@ -58,7 +58,7 @@ def follow(torch: ModuleType) -> None:
 
 
 def _follow_modules(torch: ModuleType) -> None:
-    call = torch.nn.Module.__call__
+    call, unimplemented = torch.nn.Module.__call__, torch.nn.Module.forward
     is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(call)
@@ -69,9 +69,10 @@ def _follow_modules(torch: ModuleType) -> None:
         _outermost.in_forward = True
         number = begin_phase(_FORWARD)
         try:
-            if _is_due(self):
-                set_category(_PARAMETERS, _addresses([*self.parameters(), *self.buffers()]))
-            set_category(_INPUTS, _addresses([args, kwargs]))
+            with contextlib.suppress(Exception):  # no program fails because it is observed
+                if _is_due(self):
+                    _write_parameters(self, unimplemented)
+                set_category(_INPUTS, _places([args, kwargs]))
             return call(self, *args, **kwargs)
         finally:
             _outermost.in_forward = False
@@ -102,20 +103,15 @@ def _begin_step(optimizer: Any, args: object, kwargs: object) -> None:
     _leave_step()  # of an optimizer that raised
     if not current_recording():
         return
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if id(optimizer) not in _calls:
-        _find_modules()
-    if _is_due(optimizer):
-        own = [(each._parameters, each._buffers) for found in _modules if (each := found())]
-        set_category(_PARAMETERS, _addresses([parameters, *own]))
-        set_category(_STATE, _addresses(optimizer.state.values()))
-    set_category(_GRADIENTS, _addresses([each.grad for each in parameters]))
+    with contextlib.suppress(Exception):
+        _write_gradients(optimizer)
     _outermost.step = begin_phase(_OPTIMIZER)
 
 
 def _end_step(optimizer: Any, args: object, kwargs: object) -> None:
     if _outermost.step and _calls_of(optimizer)[1] == 0:  # states are made by the first step
-        set_category(_STATE, _addresses(optimizer.state.values()))
+        with contextlib.suppress(Exception):
+            _write_state(optimizer)
     _leave_step()
 
 
@@ -158,6 +154,42 @@ def _find_modules() -> None:
     _modules[:] = map(weakref.ref, found)
 
 
+def _write_parameters(root: Any, unimplemented: object) -> None:
+    """Write parameters and buffers, each with the classes of the modules around it."""
+    names: dict[str, str] = {}
+    for path, module in root.named_modules():
+        forward = type(module).forward
+        around = [names[path.rpartition(".")[0]]] if path else []
+        # A list of modules is never called, so no stack has it either.
+        name = getattr(forward, "__qualname__", type(module).__qualname__)
+        own = [] if forward is unimplemented else [module_named(name)]
+        names[path] = MODULE_JOIN.join(filter(None, [*around, *own]))
+        values = [*module._parameters.values(), *module._buffers.values()]
+        held = [each for each in values if each is not None]
+        label = label_of(names[path] or type(module).__qualname__)
+        _labels.update((id(each), label) for each in held)
+        set_category(_PARAMETERS, _places(held, label))
+
+
+def _write_gradients(optimizer: Any) -> None:
+    """Write gradients, and at times what may be lost: parameters and states."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if id(optimizer) not in _calls:
+        _find_modules()
+    if _is_due(optimizer):
+        own = [(each._parameters, each._buffers) for found in _modules if (each := found())]
+        set_category(_PARAMETERS, _places([parameters, *own]))
+        _write_state(optimizer)
+    for each in parameters:
+        if each.grad is not None:
+            set_category(_GRADIENTS, _places([each.grad], _labels.get(id(each), 0)))
+
+
+def _write_state(optimizer: Any) -> None:
+    for parameter, state in optimizer.state.items():
+        set_category(_STATE, _places([state], _labels.get(id(parameter), 0)))
+
+
 # ---- storages ------------------------------------------------------------------------------------
 
 
@@ -175,6 +207,11 @@ def _is_due(owner: object) -> bool:
     key = id(owner)
     _calls[key] = weakref.ref(owner, lambda _: _calls.pop(key, None)), now, calls
     return calls == 0
+
+
+def _places(values: Iterable[Any], module: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of GPU tensors, with the label of their module."""
+    return ((address, module) for address in _addresses(values))
 
 
 def _addresses(values: Iterable[Any], depth: int = 0) -> Iterator[int]:

@@ -14,6 +14,7 @@ const GROUPINGS = {
   owner: { title: "Owners", head: "Owner", usual: true, make: (run) => [run.owner, run.facts.owners] },
   outer: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
   phase: { title: "Phases", head: "Phase" },
+  module: { title: "Modules", head: "Module" },
   function: { title: "Functions", head: "Function", usual: true },
   file: { title: "Files", head: "File", usual: true },
   stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, stackNames(run)] },
