@@ -89,7 +89,7 @@ def _interrupted(phases: Sequence[Phase], refused: Sequence[int]) -> Iterator[tu
     forward = _Spans(phases, KINDS[0])
     backward = [each for each in phases if KINDS[1].search(each.name)]
     for at in refused:
-        begun = int(forward.following(np.int64(at)))
+        begun = int(forward.following(np.array([at]))[0])
         stop = int(forward.begin[begun])
         inside = [each.begin for each in backward if each.begin <= at <= each.end]
         last = int(forward.begin[begun - 1]) if begun else _NEVER
