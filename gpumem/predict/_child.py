@@ -112,7 +112,7 @@ class Callers:
         while frame is not None:
             file = frame.f_code.co_filename
             if self.is_own(file):
-                return f"{os.path.basename(file)}:{frame.f_lineno}"
+                return f"{file.removeprefix(self.folder)}:{frame.f_lineno}"
             if file != __file__ and not inner:
                 inner = f"{file.rpartition('site-packages/')[2]}:{frame.f_lineno}"
             frame = frame.f_back
@@ -124,7 +124,7 @@ class Callers:
         while trace is not None:
             file = trace.tb_frame.f_code.co_filename
             if self.is_own(file):
-                found = f"{os.path.basename(file)}:{trace.tb_lineno}"
+                found = f"{file.removeprefix(self.folder)}:{trace.tb_lineno}"
             trace = trace.tb_next
         return found
 

@@ -24,7 +24,7 @@ _COMMON = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """What an allocator and PyTorch's choices depend on.
+    """The properties that an allocator and PyTorch's choices depend on.
 
     Attributes
     ----------

@@ -120,7 +120,7 @@ class Prediction:
 
 
 class _Task(NamedTuple):
-    """What the runs of a prediction have in common."""
+    """Settings that the runs of a prediction have in common."""
 
     command: Sequence[str]
     gpu: Gpu
@@ -260,4 +260,6 @@ def _environment(folder: Path) -> dict[str, str]:
     kept["LD_LIBRARY_PATH"] = f"{folder}{os.pathsep}{path}" if path else str(folder)
     kept["TRITON_LIBCUDA_PATH"] = str(folder)
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its processes have no null CUDA
+    # Kernels that were chosen by invented times must not reach the caches of real runs.
+    kept["TORCHINDUCTOR_CACHE_DIR"] = kept["TRITON_CACHE_DIR"] = str(folder / "kernels")
     return kept

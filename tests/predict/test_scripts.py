@@ -269,6 +269,22 @@ def test_environment_of_the_caller_does_not_reach_the_allocator(predicted, monke
     assert run.end == "script", run.output
 
 
+def test_compiled_kernels_stay_out_of_the_caches_of_real_runs(predicted, tmp_path, monkeypatch):
+    if shutil.which("gcc") is None:
+        pytest.skip("torch.compile needs a C compiler, and gcc was not found")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    run = predicted("""
+        function = torch.compile(lambda x: (x.sin() + x.cos()).sum(-1))
+        function(torch.ones(1024, 1024, device="cuda"))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        """)
+    assert run.end == "script", run.output
+    assert not (tmp_path / "cache").exists()
+
+
 def test_streams_events_pinned_memory_and_graphs_work(predicted):
     run = predicted("""
         stream = torch.cuda.Stream()

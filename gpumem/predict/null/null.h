@@ -1,8 +1,8 @@
 /* The null CUDA: functions of CUDA and of its libraries that compute nothing.
  *
  * PyTorch runs on them as on a GPU. Device memory is reserved address space that nothing touches,
- * so that allocators see addresses, sizes and a limit; kernels are dropped; a copy to
- * the host writes zeros and is reported, because a program that reads them reads a stand-in.
+ * so that allocators see addresses, sizes and a limit. Kernels are dropped. A copy to the host
+ * writes zeros and is reported, because a program that reads them reads a stand-in.
  *
  * The library is loaded before PyTorch, with its symbols global: the dynamic linker then binds
  * PyTorch's calls to it and not to NVIDIA's libraries, which are loaded and never called. A
@@ -41,9 +41,9 @@ enum { MAX_DEVICES = 16, MAX_ATTRIBUTES = 160, MAX_FRAMES = 48 };
 
 typedef struct NullDevice { /* all devices are alike */
     int count;
-    int cuda;             /* CUDA version that the driver and the runtime state: 13000 */
-    uint64_t total;       /* bytes */
-    uint64_t context;     /* bytes that a context takes of them */
+    int cuda;         /* CUDA version that the driver and the runtime state: 13000 */
+    uint64_t total;   /* bytes */
+    uint64_t context; /* bytes that a context takes of them */
     char name[256];
     int attributes[MAX_ATTRIBUTES]; /* by number of the driver's CUdevice_attribute */
 } NullDevice;
