@@ -27,6 +27,12 @@ except OutOfMemoryError as error:
     assert "too many open files: RLIMIT_NOFILE allows 48" in error.advice, error.advice
     assert error.report.lacks == "file descriptors"
 assert len(blocks) < 48 and set(sys.modules) == before
+try:
+    gpumem.Arena("host", {"numa_node": 0})
+except OutOfMemoryError as error:
+    assert error.report.lacks == "file descriptors", error
+else:
+    raise AssertionError
 blocks.clear()
 arena.allocate(10, shareable=True).close()
 """

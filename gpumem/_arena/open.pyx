@@ -87,10 +87,7 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     choose_backing(arena, &backing)
     arena.core = arena_create(&settings, backing)
     if arena.core == NULL:
-        with kept_mappings:
-            error = OutOfMemoryError.of(
-                advised(OutOfMemoryReport(str(arena.memory), 0, 0, arena.name), "metadata"))
-        raise error
+        raise_out_of_memory(arena, "metadata")
     arena.stale, arena.pressure_tensors = [], []
     add_listed_peers(arena)
     join_budget(arena, budget, count)
@@ -100,6 +97,12 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     open_event_source(arena)
     arena.heap = make_heap(arena.core, debug_heap, arena)
     return 0
+
+
+cdef int raise_out_of_memory(Arena arena, str reason) except -1:
+    with kept_mappings:
+        raise OutOfMemoryError.of(
+            advised(OutOfMemoryReport(str(arena.memory), 0, 0, arena.name), reason))
 
 
 cdef int open_event_source(Arena arena) except -1:
@@ -343,7 +346,9 @@ cdef int require_node(Arena arena, int node) except -1:
     # One page is made and released: a driver reports an invalid node only then.
     with nogil:
         code = numa_try(&arena.driver_device.context, node, &call)
-    # The user passed a setting, so the driver's refusal is reported as an invalid setting.
+    if code == CUDA_ERROR_OUT_OF_MEMORY:
+        raise_out_of_memory(arena, "driver")
+    # The user passed a setting, so another refusal of the driver is reported as an invalid setting.
     try:
         check(arena.driver_device.context.table, code, call.decode())
     except DriverError as refusal:

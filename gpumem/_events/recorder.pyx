@@ -19,8 +19,8 @@ from gpumem._support.contexts cimport innermost_label
 from gpumem._support.events cimport (
     EventSource, REC_CATEGORY, REC_FRAMEWORKS, REC_PHASE_BEGIN, REC_PHASE_END, REC_REFUSALS,
     REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define, recorder_end, recorder_file,
-    recorder_finish_file, recorder_free, recorder_mark, recorder_read_ring, recorder_ring, recorder_set_stacks,
-    recorder_thread_id, thread_set_framework,
+    recorder_finish_file, recorder_free, recorder_mark, recorder_read_ring, recorder_ring,
+    recorder_set_stacks, recorder_thread_id, thread_set_framework,
 )
 from gpumem._support.process cimport interrupt_again, process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor

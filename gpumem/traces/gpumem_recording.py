@@ -118,10 +118,10 @@ def traces_of(
         traces.append(builder.trace(name, meta))
     if not traces:
         of = f" in {shown(memories[device])}" if memories and device is not None else ""
-        raise TraceError(
-            f"the recording holds no allocations{of}: no block was allocated through gpumem "
-            "while it ran"
-        )
+        why = "no block was allocated through gpumem while it ran"
+        if events.lost or events.torn:
+            why = f"it lacks {events.torn:,} events that it had, and {events.lost:,} that were lost"
+        raise TraceError(f"the recording holds no allocations{of}: {why}")
     return traces
 
 
