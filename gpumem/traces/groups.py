@@ -135,19 +135,22 @@ def _by_stack(name_of: Callable[[Frames], str]) -> Callable[[Trace, Details], Gr
 
 
 def own_frames(stack: Frames) -> Frames:
-    """Return the lines of Python outside of libraries, else all lines, else all frames."""
+    """Return the lines of Python outside of libraries, else all lines, operators or frames."""
     lines = tuple(frame for frame in stack if frame[1] and frame[0].endswith(".py"))
     own = tuple(line for line in lines if not _LIBRARIES.search(line[0]))
-    return own or lines or stack
+    names = (_OPERATOR.match(name) for _, line, name in stack if not line)
+    return own or lines or tuple(("", 0, name[1]) for name in names if name) or stack
 
 
-_LIBRARIES = re.compile(r"/(torch|site-packages|gpumem)/")
+_LIBRARIES = re.compile(r"/(torch|(site|dist)-packages|gpumem|python3[.\d]*)/")
+# Native frames of PyTorch's operators and of autograd's nodes: a thread of autograd has no others.
+_OPERATOR = re.compile(r"(?:at::_ops|torch::autograd::generated)::(\w+)::(?:call|apply)\b")
 
 
 def line_of(frame: tuple[str, int, str]) -> str:
     """Name a frame."""
     file, line, name = frame
-    return f"{name} ({file}:{line})" if line else f"{name} ({file})"
+    return f"{name} ({file}:{line})" if line else f"{name} ({file})" if file else name
 
 
 def _whole(stack: Frames) -> str:

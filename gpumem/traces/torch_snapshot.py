@@ -237,7 +237,8 @@ class _History:
         notice : str
             Facts that the history lacks.
         """
-        builder = TraceBuilder(of_torch=True)
+        # Without frees (skip_actions) lives are too long to tell purposes.
+        builder = TraceBuilder(of_torch=self._has(FREE_COMPLETED) or self._has(FREE_REQUESTED))
         active: dict[int, _Active] = {}
         for index, segment in enumerate(segments):
             for block in _active(segment, f"device {self.device}, segment {index}"):

@@ -207,7 +207,7 @@ def test_recording_report_has_addresses_owners_reserved_and_failures(tmp_path):
     assert trace.details.address.tolist() == [kept.ptr]
     assert [trace.details.owners[o] for o in trace.details.owner] == ["weights"]
     assert trace.details.held.peak == arena.stats().reserved
-    assert trace.details.failures == ((1, 100 * MIB),)
+    assert [(at, each.nbytes) for at, each in trace.details.refusals] == [(1, 100 * MIB)]
     assert trace.meta["failed_allocs"] == 1
     report = recording.report(tmp_path / "page.html")
     assert report.failed_allocs == 1
@@ -245,7 +245,7 @@ def test_torch_snapshot_report_has_source_lines_segments_and_failures(tmp_path):
     details = load_trace(path).details
     assert details.owners == ("step (train.py:3)", "forward (/x/torch/nn/linear.py:9)")
     assert details.address.tolist() == [4096, 8192]
-    assert details.failures == ((1, 1 << 40),)
+    assert [(at, each.nbytes) for at, each in details.refusals] == [(1, 1 << 40)]
     assert details.held.by_event(3).tolist() == [2 * MIB] * 3
     assert write_report(path, tmp_path / "page.html").policies[0]["how"] == "recorded"
 
@@ -350,7 +350,7 @@ def test_rmm_log_report_has_addresses_and_threads(tmp_path):
     assert details.owners == ("thread 7", "thread 8")
     assert details.address.tolist() == [0x1000, 0x2000]
     assert details.streams == ("default", "per-thread default")
-    assert details.failures == ((2, 99),)
+    assert [(at, each.nbytes) for at, each in details.refusals] == [(2, 99)]
     assert write_report(path, tmp_path / "page.html").failed_allocs == 1
 
 

@@ -14,6 +14,7 @@ from gpumem.traces.groups import (
     GROUPINGS,
     bytes_at,
     groups_of,
+    own_frames,
     peak_event,
     phase_at,
     phase_table,
@@ -132,3 +133,18 @@ def test_unknown_groupings_and_rules_are_refused() -> None:
         groups_of(told_run(), "colour")
     with pytest.raises(ConfigError, match=r"invalid rule 'bad': .* is not a regular expression"):
         groups_of(told_run(), "rule", [("bad", "(")])
+
+
+def test_stacks_of_native_frames_alone_are_named_by_operators() -> None:
+    names = (
+        "torch::unwind::unwind()",
+        "c10::cuda::CUDACachingAllocator::allocate(unsigned long)",
+        "at::_ops::nll_loss_backward::redispatch(c10::DispatchKeySet, at::Tensor const&)",
+        "at::_ops::nll_loss_backward::call(at::Tensor const&)",
+        "torch::autograd::generated::NllLossBackward0::apply(std::vector<at::Tensor>&&)",
+    )
+    frames = tuple(("??", 0, name) for name in names)
+    assert own_frames(frames) == (("", 0, "nll_loss_backward"), ("", 0, "NllLossBackward0"))
+    assert own_frames(frames[:2]) == frames[:2]
+    line = ("/job/train.py", 3, "main")
+    assert own_frames((*frames, line)) == (line,)

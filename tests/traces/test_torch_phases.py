@@ -125,6 +125,13 @@ def test_of_blocks_from_before_the_entries_only_activations_are_known(load: Load
     assert categories_of(trace) == ["activations", "other", "temporaries"]
 
 
+def test_snapshots_without_frees_have_phases_and_no_categories(load: Load) -> None:
+    trace = load([(1, CALL), (2, ENGINE)])
+    assert [name for name, *_ in phases_of(trace)] == ["forward", "backward"]
+    assert trace.details is not None
+    assert trace.details.category is None
+
+
 def test_snapshots_of_other_programs_have_neither(load: Load) -> None:
     trace = load([(1, []), (1,)])
     assert trace.details is not None

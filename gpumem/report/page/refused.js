@@ -19,7 +19,7 @@ function refusedPanel(app) {
   element("refused").replaceChildren(head("Requested", "<By", "<Limit", "In use", "Reserved", "Of it free", "Largest free", "Device free", "Moment before"),
     make("tbody", {}, ...rows));
   element("refused-advice").textContent = last.advice;
-  element("refused-stack").replaceChildren(...last.stack.map(([file, line, name]) => frameLine({ file, line, name })));
+  element("refused-stack").replaceChildren(...programLines(last.stack.map(frameOf)).map(frameLine));
 }
 
 // A refusal changes nothing: the state is that after the move before it.
