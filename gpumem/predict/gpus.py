@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpumem._support.arguments import require
 from gpumem.errors import ConfigError
 
 __all__ = ["Gpu", "gpu", "names"]
@@ -126,6 +127,8 @@ def gpu(name: str = "h100", memory: int | None = None) -> Gpu:
     >>> gpu("H100").multiprocessors
     132
     """
+    require("name", name, str, "a str")
+    require("memory", memory, (int, type(None)), "bytes, or None")
     found = _GPUS.get(name.lower())
     if found is None:
         raise ConfigError(f"unknown GPU {name!r}: expected one of {', '.join(_GPUS)}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpumem._support.arguments import require_each
 from gpumem.errors import ConfigError
 from gpumem.predict import pytorch
 from gpumem.predict.gpus import Gpu, gpu
@@ -167,6 +168,7 @@ def predict_script(
     invalid = [name for name in allocators if name not in ALLOCATORS]
     if invalid or not allocators:
         raise ConfigError(f"invalid allocators = {invalid}: expected some of {ALLOCATORS}")
+    command = list(require_each("command", command, str, "a str"))
     if not command or not os.path.isfile(command[0]):
         raise ConfigError(f"invalid script {command[:1]}: expected a file")
     if steps < 1:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumem._events.refusals import RefusedRequest
-from gpumem._support.arguments import is_integer
+from gpumem._support.arguments import is_integer, require
 from gpumem.errors import TraceError
 from gpumem.traces.categories import (
     CATEGORIES,
@@ -172,6 +172,7 @@ class TraceBuilder:
 
     def refuse(self, refusal: RefusedRequest) -> None:
         """Record that a request was refused; with figures it replaces the attempts before it."""
+        require("refusal", refusal, RefusedRequest, "a RefusedRequest")
         kept = self._refusals
         while refusal.memory and kept and kept[-1][1] == RefusedRequest(refusal.nbytes):
             kept.pop()

@@ -291,11 +291,12 @@ def test_replay_lists_the_bundled_traces(gpumem_command):
     assert code == 0
     assert re.search(r"gpt2_varlen_train +102,762 +1 +11\.2 GiB", out)
     listed = one_object(gpumem_command("replay", "--list", "--json")[1])["samples"]
-    assert [s["name"] for s in listed] == ["gpt2_varlen_train", "multistream_train"]
-    assert listed[1]["events"] == 20138
-    assert listed[1]["streams"] == 3
-    assert listed[1]["peak_requested_bytes"] == 3455561800
-    assert os.path.isfile(listed[1]["path"])
+    names = ["gpt2_out_of_memory", "gpt2_train", "gpt2_varlen_train", "multistream_train"]
+    assert [s["name"] for s in listed] == names
+    assert listed[3]["events"] == 20138
+    assert listed[3]["streams"] == 3
+    assert listed[3]["peak_requested_bytes"] == 3455561800
+    assert os.path.isfile(listed[3]["path"])
 
 
 @pytest.mark.parametrize("limit", ["1GiB", "1073741824", "1.0 gib"])
