@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpumem._support.sizes import format_size, parse_size
+from gpumem._support.texts import counted
 from gpumem.cli.arguments import complete_trace, rule_option, size, within
 from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout
 from gpumem.errors import ConfigError
@@ -101,7 +102,7 @@ def _rows(found: Peak) -> dict[str, str]:
             rows[by] = ", ".join(named)
     for number, each in enumerate(found.groups.get("stack", ())[:_STACKS], 1):
         frames = " < ".join(each.name.split(" < ")[:_FRAMES])
-        blocks = f"{each.blocks:,} block{'s' * (each.blocks != 1)}"
+        blocks = counted(each.blocks, "block")
         rows[f"stack {number}"] = f"{format_size(each.nbytes)} in {blocks}: {frames}"
     if found.refused:
         last = found.refused[-1]

@@ -68,26 +68,21 @@ class BlockTable:
 def blocks_of(trace: Trace) -> BlockTable:
     """Match the events of a trace with its blocks."""
     moving = trace.moving()
-    is_alloc = trace.action[moving] == ALLOC
-    ordinal = np.cumsum(is_alloc) - 1
-    # A block number may be used again: side by side, each free follows its allocation.
-    order = np.argsort(trace.block[moving], kind="stable")
-    block = np.where(is_alloc, ordinal, 0)
-    sorted_block = block[order]
-    frees = np.flatnonzero(~is_alloc[order])
-    sorted_block[frees] = sorted_block[frees - 1]
-    block[order] = sorted_block
-    begun = moving[is_alloc]
-    freed = np.zeros(begun.size, np.bool_)
-    freed[block[~is_alloc]] = True
+    begin, end = trace.lives()
+    allocation = np.flatnonzero(trace.size[begin] > 0)
+    begin, end = begin[allocation], end[allocation]
+    freed = end < trace.events
+    number = np.arange(begin.size)
+    block = np.zeros(trace.events, np.int64)  # by event
+    block[begin], block[end[freed]] = number, number[freed]
     return BlockTable(
         moving=moving,
-        block=block,
-        is_alloc=is_alloc,
+        block=block[moving],
+        is_alloc=trace.action[moving] == ALLOC,
         time_us=trace.time_us[moving],
-        allocation=(np.cumsum(trace.action == ALLOC) - 1)[begun],
-        size=trace.size[begun],
-        stream=trace.stream[begun].astype(np.int64),
+        allocation=allocation,
+        size=trace.size[begin],
+        stream=trace.stream[begin].astype(np.int64),
         freed=freed,
     )
 

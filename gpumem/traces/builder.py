@@ -37,6 +37,7 @@ from gpumem.traces.trace import (
     Phase,
     Segments,
     Trace,
+    lives_of,
 )
 
 _ADDRESS_BITS = (1 << 64) - 1
@@ -297,17 +298,12 @@ class TraceBuilder:
         return np.where(told < 0, np.array([*by_stack, -1], np.int32)[stack], told), tuple(known)
 
     def _categories(self, phases: tuple[Phase, ...]) -> NDArray[np.int32]:
-        action, block = np.array(self._action), np.array(self._block)
-        begin = np.flatnonzero(action == ALLOC)
-        end = np.full(begin.size, action.size)
-        freed = np.flatnonzero((action == FREE_COMPLETED) & (block != UNKNOWN_BLOCK))
-        end[block[freed]] = freed
+        lives = lives_of(np.array(self._action, np.int8), np.array(self._block, np.int32))
         likely = np.array([*map(likely_category, self._stacks), -1], np.int8)
         likely = likely[np.array(self._stack, np.int64)]
         told, size = np.array(self._category, np.int8), np.array(self._sizes, np.int64)
-        lives = begin, end
         refused = [at for at, _ in self._refusals]
-        return categories_of(lives, size, phases, told, likely, action.size, self._first, refused)
+        return categories_of(lives, size, phases, told, likely, len(self), self._first, refused)
 
     def _ended_phases(self) -> Iterator[Phase]:
         inside: list[int] = []  # ends of the open ones

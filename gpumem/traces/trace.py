@@ -172,20 +172,25 @@ class Trace:
         end : ndarray of int64, shape (allocs,)
             The completed free; the number of events where there is none.
         """
-        known = np.flatnonzero((self.action != FREE_REQUESTED) & (self.block != UNKNOWN_BLOCK))
-        # A block number may be used again: side by side, each free follows its allocation.
-        order = known[np.argsort(self.block[known], kind="stable")]
-        begin = np.flatnonzero(self.action == ALLOC)
-        end = np.full(begin.size, self.events)
-        frees = np.flatnonzero(self.action[order] == FREE_COMPLETED)
-        end[np.searchsorted(begin, order[frees - 1])] = order[frees]
-        return begin, end
+        return lives_of(self.action, self.block)
 
     def _held_sign(self) -> NDArray[np.int64]:
         """Return 1 for every event that begins a block's life, -1 where one ends, else 0."""
         known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
         sign: NDArray[np.int64] = (self.action == ALLOC).astype(np.int64) - known_free
         return sign
+
+
+def lives_of(action: IntArray, block: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the events that begin and end the life of each allocation; see `Trace.lives`."""
+    known = np.flatnonzero((action != FREE_REQUESTED) & (block != UNKNOWN_BLOCK))
+    # A block number may be used again: side by side, each free follows its allocation.
+    order = known[np.argsort(block[known], kind="stable")]
+    begin = np.flatnonzero(action == ALLOC)
+    end = np.full(begin.size, action.size)
+    frees = np.flatnonzero(action[order] == FREE_COMPLETED)
+    end[np.searchsorted(begin, order[frees - 1])] = order[frees]
+    return begin, end
 
 
 _COLUMN_TYPES: dict[str, type[np.signedinteger[Any]]] = {
