@@ -103,7 +103,7 @@ COMPANIONS = {
 UTILITIES = "gpumem._support._utilities"
 # The CUDA that computes nothing: a library in C that Python loads by path. Once it is loaded, other
 # libraries find it by the name of CUDA's driver.
-NULL_CUDA = "gpumem.predict.null_cuda"
+NULL_CUDA = "gpumem.prediction.null_cuda"
 
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
 DECLARATIONS = set(PACKAGE.rglob("*.pxd"))
@@ -143,7 +143,7 @@ def extensions() -> list[Extension]:
     shared = Extension(
         UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE, "-O1"], extra_link_args=LINK
     )
-    null = compiled(NULL_CUDA, sorted(PACKAGE.glob("predict/null/*.c")))
+    null = compiled(NULL_CUDA, sorted(PACKAGE.glob("prediction/null/*.c")))
     null.extra_link_args = [*LINK, "-Wl,-soname,libcuda.so.1"]
     return [shared, null, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
 

@@ -12,7 +12,7 @@ from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within
 from gpumem.cli.output import json_option, present, progress, table
-from gpumem.predict import ALLOCATORS, PredictedRun, Prediction, gpus, predict_script
+from gpumem.prediction import ALLOCATORS, PredictedRun, Prediction, gpus, predict_script
 
 FAILED = 1
 DOES_NOT_FIT = 3

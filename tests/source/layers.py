@@ -33,7 +33,7 @@ LAYERS = [
     ["_tensor", "replay"],
     ["session", "planning", "interop", "report"],
     ["observe"],
-    ["gpumem", "integrations", "predict"],
+    ["gpumem", "integrations", "prediction"],
     ["cli", "_testing"],
 ]
 

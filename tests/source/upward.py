@@ -61,7 +61,7 @@ UPWARD = {
     ("_buffer", "set_resource_hook"): "the page of gpumem top lists new resources",
     ("_events", "call_with_first_resource"): "gpumem run --report counts processes with memory",
     ("report", "write_report"): "tells the command what it is doing",
-    ("predict", "integrations"): "a script that is predicted with gpumem's allocator enables it",
+    ("prediction", "integrations"): "a script that is predicted with gpumem's allocator enables it",
 }
 
 POINTER = re.compile(r"\(\s*\*\s*(\w+)\s*\)\s*\(")

@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from predict.null_cuda import over_null_cuda
+from prediction.null_cuda import over_null_cuda
 
 
 def test_allocation_is_refused_beyond_the_memory_of_the_gpu():

@@ -123,7 +123,7 @@ def gpu(name: str = "h100", memory: int | None = None) -> Gpu:
 
     Examples
     --------
-    >>> from gpumem.predict.gpus import gpu
+    >>> from gpumem.prediction.gpus import gpu
     >>> gpu("H100").multiprocessors
     132
     """

@@ -4,13 +4,13 @@ import textwrap
 
 from helpers.child import run
 
-from gpumem.predict.gpus import gpu
-from gpumem.predict.runs import device_of, library
+from gpumem.prediction.gpus import gpu
+from gpumem.prediction.runs import device_of, library
 
 BEGIN = """
 import ctypes, json, sys
 from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint64, c_void_p
-from gpumem.predict import _child
+from gpumem.prediction import _child
 cuda = _child.load(sys.argv[1], json.loads(sys.argv[2]))
 cuda.null_functions.restype = ctypes.POINTER(c_char_p)
 heard = []

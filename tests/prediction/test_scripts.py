@@ -8,9 +8,9 @@ import pytest
 from helpers.child import python
 
 from gpumem.errors import GpumemError
-from gpumem.predict import predict_script
-from gpumem.predict.pytorch import require, symbols, unknown_functions
-from gpumem.predict.runs import library
+from gpumem.prediction import predict_script
+from gpumem.prediction.pytorch import require, symbols, unknown_functions
+from gpumem.prediction.runs import library
 
 MIB = 1 << 20
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from gpumem._support.arguments import require_each
 from gpumem.errors import ConfigError
-from gpumem.predict import pytorch
-from gpumem.predict.gpus import Gpu, gpu
+from gpumem.prediction import pytorch
+from gpumem.prediction.gpus import Gpu, gpu
 
 ALLOCATORS = ("default", "expandable", "gpumem")
 """PyTorch's allocator, the same with expandable segments, and gpumem in its place."""
@@ -146,7 +146,7 @@ def predict_script(
     command : sequence of str
         The script's path and its arguments.
     gpu : str
-        The GPU, of `gpumem.predict.gpus.names`.
+        The GPU, of `gpumem.prediction.gpus.names`.
     memory : int, optional
         Bytes of memory that the GPU shall have instead of its own.
     steps : int

@@ -9,13 +9,13 @@ It needs Linux and PyTorch's CUDA build, and neither a GPU nor a driver.
 
 Examples
 --------
->>> from gpumem.predict import predict_script
+>>> from gpumem.prediction import predict_script
 >>> prediction = predict_script(["train.py"], gpu="h100")     # doctest: +SKIP
 >>> prediction.runs["default"].reserved                       # doctest: +SKIP
 19660800000
 """
 
-from gpumem.predict.gpus import Gpu
-from gpumem.predict.runs import ALLOCATORS, PredictedRun, Prediction, predict_script
+from gpumem.prediction.gpus import Gpu
+from gpumem.prediction.runs import ALLOCATORS, PredictedRun, Prediction, predict_script
 
 __all__ = ["ALLOCATORS", "Gpu", "PredictedRun", "Prediction", "predict_script"]

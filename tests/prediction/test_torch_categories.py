@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from predict.null_cuda import over_null_cuda
+from prediction.null_cuda import over_null_cuda
 
 from gpumem.integrations.torch import _allocator
 

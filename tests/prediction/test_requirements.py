@@ -6,8 +6,8 @@ import types
 import pytest
 
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.predict import gpus, predict_script
-from gpumem.predict import pytorch as installed
+from gpumem.prediction import gpus, predict_script
+from gpumem.prediction import pytorch as installed
 
 
 @pytest.fixture

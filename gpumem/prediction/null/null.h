@@ -35,7 +35,7 @@
 /* A function with the parameters of another one, or with further ones, which are ignored. */
 #define SAME(name, as) EXPORT __typeof__(as) name __attribute__((alias(#as)));
 
-/* ---- control: how predict/ sets the device and listens ---- */
+/* ---- control: how prediction/ sets the device and listens ---- */
 
 enum { MAX_DEVICES = 16, MAX_ATTRIBUTES = 160, MAX_FRAMES = 48 };
 

@@ -1,4 +1,4 @@
-"""Runs a script over the null CUDA: the program of a child process of `gpumem.predict`.
+"""Runs a script over the null CUDA: the program of a child process of `gpumem.prediction`.
 
 It is started by its path and imports nothing of gpumem unless a run is one with gpumem's allocator,
 so that the process is that of the script. It imports PyTorch and what the script begins with, and
