@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1000)).cuda()  # fmt: skip
+layers = (nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU())
+model = nn.Sequential(*layers, nn.Linear(4096, 1000)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
 inputs = torch.randn(8192, 1024, device="cuda")
 labels = torch.randint(1000, (8192,), device="cuda")

@@ -1,4 +1,4 @@
-"""Lightning: an autoencoder of convolutions in bf16-mixed, with validation and a plateau schedule."""
+"""Lightning: an autoencoder of convolutions, bf16-mixed, with validation and a schedule."""
 
 import lightning
 import torch

@@ -1,4 +1,4 @@
-"""Transformers' Trainer: a Llama of 12 layers in bfloat16, gradients accumulated over two batches."""
+"""Transformers' Trainer: a Llama of 12 layers in bfloat16, two batches to a step."""
 
 import tempfile
 
