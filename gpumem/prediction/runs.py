@@ -22,7 +22,7 @@ from gpumem.prediction.gpus import Gpu, gpu
 ALLOCATORS = ("default", "expandable", "gpumem")
 """PyTorch's allocator, the same with expandable segments, and gpumem in its place."""
 
-_CHILD = Path(__file__).with_name("_child.py")
+_CHILD = Path(__file__).with_name("child")
 _AMPLE = 16  # times the GPU's memory, to see how much a script lacks
 
 # Variables that change PyTorch's allocator or its view of the GPUs, or load libraries first.

@@ -10,16 +10,16 @@ from gpumem.prediction.runs import device_of, library
 BEGIN = """
 import ctypes, json, sys
 from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint64, c_void_p
-from gpumem.prediction import _child
-cuda = _child.load(sys.argv[1], json.loads(sys.argv[2]))
+from gpumem.prediction.child import null
+cuda = null.load(sys.argv[1], json.loads(sys.argv[2]))
 cuda.null_functions.restype = ctypes.POINTER(c_char_p)
 heard = []
-@_child.Listener
+@null.Listener
 def listen(kind, name, nbytes, frames, count):
     heard.append((kind, name.decode(), nbytes))
 cuda.null_listen(listen)
 def used():
-    return _child.memory_of(cuda, 0)
+    return null.memory_of(cuda, 0)
 def names(refused):
     listed = cuda.null_functions(refused)
     found = []

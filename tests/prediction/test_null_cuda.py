@@ -72,7 +72,7 @@ def test_copy_to_the_host_reads_zeros_and_is_reported(size):
         assert not heard
         assert cuda.cudaMemcpyAsync(byref(host, 1), pointer, c_size_t(size), 2, None) == 0
         assert host.raw == b"x" + bytes(size) + b"x"
-        assert heard == [(_child.READ, "", size)]
+        assert heard == [(null.READ, "", size)]
         other = (c_char * size)()
         assert cuda.cudaMemcpy(other, b"y" * size, c_size_t(size), 0) == 0
         assert other.raw == b"y" * size and len(heard) == 1
@@ -119,7 +119,7 @@ def test_functions_without_a_result_are_refused_by_name():
         assert "cusolverDnCreate" in refused and "cudnnGetRNNWeightSpaceSize" in refused
         for name in refused:
             assert cuda[name]() != 0, name
-        assert heard == [(_child.REFUSED, name, 0) for name in refused]
+        assert heard == [(null.REFUSED, name, 0) for name in refused]
         """)
 
 
@@ -207,10 +207,10 @@ def test_memory_is_counted_for_each_device():
         assert cuda.cudaSetDevice(1) == 0 and cuda.cudaSetDevice(2) == 101
         assert cuda.cudaGetDevice(byref(device)) == 0 and device.value == 1
         assert cuda.cudaMalloc(byref(pointer), c_size_t(2 * MIB)) == 0
-        assert [_child.memory_of(cuda, i)[0] for i in range(2)] == [0, 2 * MIB]
+        assert [null.memory_of(cuda, i)[0] for i in range(2)] == [0, 2 * MIB]
         assert cuda.cudaSetDevice(0) == 0
         assert cuda.cudaFree(pointer) == 0
-        assert _child.memory_of(cuda, 1) == (0, 2 * MIB)
+        assert null.memory_of(cuda, 1) == (0, 2 * MIB)
         """,
         count=2,
     )

@@ -122,6 +122,8 @@ def python_imports(text: str) -> Iterator[tuple[str, bool, bool, bool]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, False, *at) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            if node.level == 1 and node.module:
+                continue  # of a sibling, in a folder that runs without the package around it
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
                 yield module_named(node.module, alias.name), False, *at
