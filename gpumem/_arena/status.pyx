@@ -3,7 +3,6 @@
 import gc
 from threading import get_ident
 
-from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
 
@@ -23,8 +22,8 @@ from gpumem._native.arena.api cimport (
     arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy, ArenaCore,
     ArenaCounts, Block, block_note, BlockNote, caches_flush, family_counts, FamilyCounts, heap_copy,
     HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core, hooks_bytes, MAX_STREAMS,
-    memory_is_out,
-    PageCopy, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, TableCopy, tag_next,
+    memory_is_out, PageCopy, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, TableCopy,
+    tag_next,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
@@ -37,30 +36,16 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport FILE_FAILED, GRANULE
 from gpumem._resource cimport device_figures
 from gpumem._support.clock cimport clock_ns
-from gpumem._support.interpreter cimport HAS_INTERPRETER_LOCK
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
 
 from gpumem._arena import reports
-from gpumem._buffer.holders import named_cycles
+from gpumem._buffer.holders import collect_and_name_cycles
 from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 
-
-cdef extern from "Python.h":
-    const Py_ssize_t REACHED "PY_SSIZE_T_MAX"
-    Py_ssize_t Py_REFCNT(PyObject* object)
-    ctypedef int (*visitproc)(PyObject* object, void* argument) noexcept
-
-cdef extern from *:
-    """
-    static inline void gm_visit_references(PyObject *object, visitproc visit, void *argument) {
-        Py_TYPE(object)->tp_traverse(object, visit, argument);
-    }
-    """
-    void visit_references "gm_visit_references"(PyObject* object, visitproc visit, void* argument)
 
 cdef enum:
     MAX_CALLS = 16          # of callbacks, for one request
@@ -204,78 +189,11 @@ cdef tuple collect_garbage(Arena arena):
     cdef uint64_t freed
     if began < arena.collects_from:
         return None
-    # Cycles are named while they are whole. A collection never reports its objects.
-    cycles = named_cycles(unreachable_objects())
-    gc.collect()
+    cycles = collect_and_name_cycles()
     release_retired(False)      # arenas that were dropped
     freed = before - min(before, bytes_in_use(arena.core, False))
     arena.collects_from = 0 if freed else clock_ns() + COLLECTION_PAUSE * (clock_ns() - began)
     return freed, cycles if freed else ()
-
-
-cdef struct Node:           # of the graph of objects
-    PyObject* object        # borrowed; NULL: the place is empty
-    Py_ssize_t count        # references that no object of the graph explains; REACHED
-    Node* next              # of the pending ones
-
-cdef struct Graph:          # a hash table by address
-    Node* nodes
-    size_t mask
-    Node* pending           # reached, and their references not yet followed; NULL: none
-
-
-cdef list unreachable_objects():
-    # The collector's own method: an object with a reference that no other object explains is
-    # reachable, and so are all that it refers to. Nothing here runs Python code, so that no
-    # other thread changes the graph; without an interpreter lock others could.
-    cdef list objects = gc.get_objects() if HAS_INTERPRETER_LOCK else []
-    cdef Graph graph = Graph(NULL, 2 * len(objects) | 1, NULL)
-    cdef PyObject* each
-    cdef Node* node
-    while graph.mask & (graph.mask + 1):
-        graph.mask |= graph.mask >> 1 | graph.mask >> 2
-    graph.nodes = <Node*>calloc(graph.mask + 1, sizeof(Node))
-    if graph.nodes == NULL:
-        return []
-    for thing in objects:
-        each = <PyObject*>thing
-        node = node_of(&graph, each)
-        node.object = each
-        node.count = Py_REFCNT(each) - 2        # without those of `objects` and `thing`
-    for thing in objects:
-        visit_references(<PyObject*>thing, subtract_reference, &graph)
-    for thing in objects:
-        if node_of(&graph, <PyObject*>thing).count > 0:
-            reach(<PyObject*>thing, &graph)
-    while graph.pending != NULL:
-        node = graph.pending
-        graph.pending = node.next
-        visit_references(node.object, reach, &graph)
-    garbage = [thing for thing in objects if node_of(&graph, <PyObject*>thing).count != REACHED]
-    free(graph.nodes)
-    return garbage
-
-
-cdef inline Node* node_of(Graph* graph, PyObject* object) noexcept:
-    cdef size_t place = (<size_t>object >> 4) * <size_t>0x9E3779B97F4A7C15 >> 24 & graph.mask
-    while graph.nodes[place].object != NULL and graph.nodes[place].object != object:
-        place = place + 1 & graph.mask
-    return &graph.nodes[place]
-
-
-cdef int subtract_reference(PyObject* object, void* graph) noexcept:
-    node_of(<Graph*>graph, object).count -= 1       # that of an empty place is not read
-    return 0
-
-
-cdef int reach(PyObject* object, void* to) noexcept:
-    cdef Graph* graph = <Graph*>to
-    cdef Node* node = node_of(graph, object)
-    if node.object != NULL and node.count != REACHED:
-        node.count = REACHED
-        node.next = graph.pending
-        graph.pending = node
-    return 0
 
 
 # ---- The exception -------------------------------------------------------------------------------

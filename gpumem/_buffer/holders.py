@@ -22,14 +22,29 @@ Referrers: TypeAlias = dict[int, list[object]]
 """Objects by the id of an object that they refer to."""
 
 
-def named_cycles(garbage: list[object]) -> tuple[tuple[str, int], ...]:
-    """Return the cycles that alone hold blocks, with the bytes of these, the largest first.
+def collect_and_name_cycles() -> tuple[tuple[str, int], ...]:
+    """Collect garbage; return the cycles that alone held blocks, with the bytes of these.
 
-    Parameters
-    ----------
-    garbage : list of object
-        All objects that the next collection will find unreachable.
+    The largest is the first. The collector sets the objects of all cycles aside, as for a program
+    that looks for leaks; once these are named, a second collection frees them.
     """
+    if gc.get_debug() & gc.DEBUG_SAVEALL:  # of the program, or of another thread that is here
+        gc.collect()
+        return ()
+    first = len(gc.garbage)
+    try:
+        gc.set_debug(gc.get_debug() | gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+        finally:
+            gc.set_debug(gc.get_debug() & ~gc.DEBUG_SAVEALL)
+        return _named_cycles(gc.garbage[first:])
+    finally:
+        del gc.garbage[first:]
+        gc.collect()
+
+
+def _named_cycles(garbage: list[object]) -> tuple[tuple[str, int], ...]:
     if len(garbage) > MAX_GARBAGE:
         return ()
     referrers = _graph(garbage, lambda each: not gc.is_tracked(each))
