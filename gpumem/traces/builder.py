@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -195,6 +195,10 @@ class TraceBuilder:
         else:
             self._open.pop(number)[2] = len(self)
 
+    def open_phase(self) -> str:
+        """Return the name of the phase that began last and has not ended; "": none."""
+        return str(next(reversed(self._open.values()), [""])[0])
+
     def add_phase(self, name: str, begin: int, end: int) -> None:
         """Record a phase by the numbers of events before its begin and its end."""
         self._phases.append([name, max(begin, self._first), end])
@@ -374,18 +378,6 @@ def _stream_name(handle: Hashable) -> str:
     if not isinstance(handle, int):
         return str(handle)
     return {0: "default", 1: "legacy default", 2: "per-thread default"}.get(handle, f"{handle:#x}")
-
-
-def owner_named(
-    tag: str | None, frames: Iterable[tuple[str, int, str]], framework: str | None, resource: str
-) -> str:
-    """Name the owner of an allocation: its tag, else the innermost line, framework or resource."""
-    if tag:
-        return str(tag)
-    for file, line, function in frames:
-        if line:  # native frames have none
-            return f"{function} ({file}:{line})"
-    return str(framework or resource)
 
 
 def require_device(device: int | None, count: int) -> None:

@@ -31,7 +31,8 @@ from gpumem._events.refusals import RefusedRequest
 from gpumem._support.arguments import refuse, require
 from gpumem._support.texts import shown
 from gpumem.errors import EventFileError, TraceError
-from gpumem.traces.builder import TraceBuilder, owner_named, require_device
+from gpumem.traces.builder import TraceBuilder, require_device
+from gpumem.traces.frames import owner_named
 from gpumem.traces.trace import Frames, Trace
 
 __all__ = ["MAGIC", "read_recording", "traces_of"]
@@ -142,14 +143,21 @@ def _record(
     places = [n << 64 for n in np.unique(records["resource"]).tolist()]
     for slot in records.tolist():
         while refused and refused[0].time - events.began <= slot[0]:
-            builder.refuse(refused.popleft())
+            _record_refusal(builder, refused.popleft())
         if slot[5] >= PHASE_BEGIN:
             _record_phase(builder, events.tags, places, slot)
         else:
             _record_event(builder, owner_of, events.stacks, slot)
     for refusal in refused:
-        builder.refuse(refusal)
+        _record_refusal(builder, refusal)
     return builder
+
+
+def _record_refusal(builder: TraceBuilder, refusal: RefusedRequest) -> None:
+    # A thread that Python does not know, such as autograd's, has neither a tag nor frames.
+    others = builder.open_phase(), refusal.resource
+    owner = owner_named(refusal.owner, refusal.stack, *others)
+    builder.refuse(refusal._replace(owner=owner))
 
 
 def _refused(events: Events, memory: str) -> Iterator[RefusedRequest]:
@@ -158,8 +166,7 @@ def _refused(events: Events, memory: str) -> Iterator[RefusedRequest]:
     for refusal in sorted(events.refusals.values(), key=lambda each: each.time):
         here = refusal.memory == memory and refusal.resource[:_NAME_BYTES] in names
         if here and refusal.time >= events.began:  # a process keeps the texts of earlier ones
-            owner = owner_named(refusal.owner, refusal.stack, None, refusal.resource)
-            yield refusal._replace(owner=owner)
+            yield refusal
 
 
 def _record_phase(

@@ -7,7 +7,8 @@ from typing import Any
 from gpumem._support.nesting import addresses_of_others
 from gpumem._support.texts import shown
 from gpumem.errors import TraceError
-from gpumem.traces.builder import TraceBuilder, owner_named, require_device
+from gpumem.traces.builder import TraceBuilder, require_device
+from gpumem.traces.frames import owner_named
 from gpumem.traces.trace import Frames, Trace
 
 MAGIC = b"{"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpumem._support.arguments import refuse, require_each
 from gpumem._support.texts import shown
 from gpumem.errors import ConfigError
+from gpumem.traces.frames import line_of, own_frames
 from gpumem.traces.trace import Details, Frames, Phase, Trace
 
 OUTSIDE = "outside of phases"
@@ -46,8 +47,7 @@ def groups_of(trace: Trace, by: str = "owner", rules: Rules = ()) -> Groups | No
     trace : Trace
     by : str
         One of `GROUPINGS`. "phase" is the innermost one in which a block was allocated, with those
-        around it; "function" and "file" are of the innermost line outside of libraries, "outer" is
-        the outermost one.
+        around it; "function" and "file" are of the innermost line outside of libraries.
     rules : sequence of (str, str)
         Name and regular expression of groups; the first that is found in the owner of a block, or
         in a frame, ``file:line name``, applies. Without rules, or for "rule" alone, `by` counts.
@@ -134,39 +134,14 @@ def _by_stack(name_of: Callable[[Frames], str]) -> Callable[[Trace, Details], Gr
     return group
 
 
-def own_frames(stack: Frames) -> Frames:
-    """Return the lines of Python outside of libraries, else all lines, operators or frames."""
-    lines = tuple(frame for frame in stack if frame[1] and frame[0].endswith(".py"))
-    own = tuple(line for line in lines if not _LIBRARIES.search(line[0]))
-    names = (_OPERATOR.match(name) for _, line, name in stack if not line)
-    return own or lines or tuple(("", 0, name[1]) for name in names if name) or stack
-
-
-_LIBRARIES = re.compile(r"/(torch|(site|dist)-packages|gpumem|python3[.\d]*)/")
-# Native frames of PyTorch's operators and of autograd's nodes: a thread of autograd has no others.
-_OPERATOR = re.compile(r"(?:at::_ops|torch::autograd::generated)::(\w+)::(?:call|apply)\b")
-
-
-def line_of(frame: tuple[str, int, str]) -> str:
-    """Name a frame."""
-    file, line, name = frame
-    return f"{name} ({file}:{line})" if line else f"{name} ({file})" if file else name
-
-
-def _whole(stack: Frames) -> str:
-    return " < ".join(map(line_of, own_frames(stack)))
-
-
 GROUPINGS: dict[str, Callable[[Trace, Details], Groups | None]] = {
     "owner": _by_owner,
     "category": _by_category,
     "phase": _by_phase,
     "module": _by_module,
-    "stack": _by_stack(_whole),
-    "line": _by_stack(lambda stack: line_of(own_frames(stack)[0])),
+    "stack": _by_stack(lambda stack: " < ".join(map(line_of, own_frames(stack)))),
     "function": _by_stack(lambda stack: own_frames(stack)[0][2]),
     "file": _by_stack(lambda stack: own_frames(stack)[0][0]),
-    "outer": _by_stack(lambda stack: line_of(own_frames(stack)[-1])),
 }
 """Functions that group by each name but "rule"."""
 

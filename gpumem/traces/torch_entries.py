@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
 from gpumem.traces._pickle_pieces import Pieces
+from gpumem.traces.frames import owner_named
 from gpumem.traces.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, MAX_SIZE, Frames
 
 BLOCKS = ALLOC, FREE_REQUESTED, FREE_COMPLETED
@@ -143,7 +144,7 @@ class Stacks:
             if stack not in self._numbers:
                 self._numbers[stack] = len(self.frames)
                 self.frames.append(stack)
-                self.owners.append(_owner(stack))
+                self.owners.append(owner_named("", stack))
             self._by_ids[key] = _Number(self._numbers[stack])
             self._kept.append(list(frames))
         number = self._by_ids[key]
@@ -174,15 +175,6 @@ def _name(frame: dict[Any, Any]) -> str:
 def _line(frame: dict[Any, Any]) -> int:
     line = frame.get("line")
     return line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
-
-
-def _owner(stack: Frames) -> str:
-    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
-    lines = [frame for frame in stack if frame[0].endswith(".py")]
-    outside = [line for line in lines if "/torch/" not in line[0]]
-    for file, line, name in (outside or lines)[:1]:
-        return f"{name} ({file:.200}:{line})"
-    return ""
 
 
 _LIMITS = dict.fromkeys(("addr", "address", "stream"), (1 << 64) - 1)

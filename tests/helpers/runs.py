@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpumem.traces import Curve, Details, Segments, Trace
-from gpumem.traces.groups import line_of, own_frames
+from gpumem.traces.frames import line_of, own_frames
 
 MIB = 1 << 20
 

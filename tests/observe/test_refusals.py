@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import gpumem
+from gpumem._events import recorder
 from gpumem._events.refusals import RefusedRequest, refusal_of
 from gpumem.errors import OutOfMemoryError
 from gpumem.observe import peak, record
@@ -61,6 +62,19 @@ def test_refusal_by_a_budget_names_the_budget(recorded):
 
     ((_, refusal),) = recorded(work).details.refusals
     assert (refusal.limit_name, refusal.limit) == ("small", MIB)
+
+
+def test_refusal_without_frames_belongs_to_the_phase(recorded, monkeypatch):
+    monkeypatch.setattr(recorder, "frames_here", list)  # as on a thread of autograd
+    arena = gpumem.Arena("host", max_mem=MIB)
+
+    def work():
+        arena.allocate(1000).close()
+        with gpumem.observe.phase("step"), gpumem.observe.phase("backward"):
+            ask(arena, 2 * MIB)
+
+    ((_, refusal),) = recorded(work).details.refusals
+    assert refusal.owner == "backward"
 
 
 def test_refusals_of_other_resources_are_left_out(recorded):

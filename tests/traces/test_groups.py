@@ -10,11 +10,11 @@ from helpers.runs import MIB, told_run
 
 from gpumem.errors import ConfigError
 from gpumem.traces import Phase, Trace
+from gpumem.traces.frames import own_frames, owner_named
 from gpumem.traces.groups import (
     GROUPINGS,
     bytes_at,
     groups_of,
-    own_frames,
     peak_event,
     phase_at,
     phase_table,
@@ -59,13 +59,16 @@ def test_bytes_at_lists_the_live_groups_from_the_largest() -> None:
     assert bytes_at(run, 4, owners) == [("weights", 4 * MIB, 1)]
 
 
+_FILE = "/job/train.py"
+_MAIN = f"main ({_FILE}:40)"
+
+
 @pytest.mark.parametrize(
     ("by", "names"),
     [
-        ("line", ["load (/job/train.py:3)", "forward (/job/model.py:7)", "no stack"]),
+        ("stack", [f"load ({_FILE}:3) < {_MAIN}", f"forward (/job/model.py:7) < {_MAIN}", "no stack"]),
         ("function", ["load", "forward", "no stack"]),
         ("file", ["/job/train.py", "/job/model.py", "no stack"]),
-        ("outer", ["main (/job/train.py:40)", "no stack"]),
     ],
 )
 def test_stacks_group_by_lines_outside_of_libraries(by: str, names: list[str]) -> None:
@@ -148,3 +151,12 @@ def test_stacks_of_native_frames_alone_are_named_by_operators() -> None:
     assert own_frames(frames[:2]) == frames[:2]
     line = ("/job/train.py", 3, "main")
     assert own_frames((*frames, line)) == (line,)
+
+
+def test_owner_is_the_line_of_the_program_that_calls_a_library():
+    library = ("/lib/site-packages/transformers/trainer.py", 9, "step")
+    for file in ("/job/train.py", "<stdin>"):
+        assert owner_named("", (library, (file, 3, "main")), "PyTorch") == f"main ({file}:3)"
+    assert owner_named("", (library,), "PyTorch") == f"step ({library[0]}:9)"
+    assert owner_named("", (("/lib/libtorch.so", 0, "f"),), "", "PyTorch") == "PyTorch"
+    assert owner_named("weights", (library,)) == "weights"

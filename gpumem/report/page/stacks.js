@@ -6,7 +6,7 @@ const OPERATOR = /^(?:at::_ops|torch::autograd::generated)::(\w+)::(?:call|apply
 // A frame with its names: `title` differs from that of all others, `label` lacks the folders of its file.
 function frameOf([file, line, name]) {
   const operator = line ? null : OPERATOR.exec(name), short = operator?.[1] ?? name.replace(/^.*<locals>\./, "");
-  const isPython = line > 0 && file.endsWith(".py");
+  const isPython = line > 0 && /\.py$|^<(stdin|string|ipython)/.test(file);
   return {
     file, line, name, short, isPython, isOperator: Boolean(operator), isOwn: isPython && !LIBRARIES.test(file),
     title: line ? `${name} (${file}:${line})` : `${name} (${file})`,
