@@ -215,7 +215,7 @@ def write_report(
         "names": names,
         "changes": [*changes[:MAX_CHANGES], *changes[MAX_CHANGES:][-MAX_CHANGES:]],
     }
-    text = page.page(title or _title(first, len(found)), VERSION, facts)
+    text = page.page(title or _title(first, names), VERSION, facts)
     written = page.write_page(target, text)
     figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
     return Report(
@@ -271,6 +271,7 @@ def _labelled(traces: Sequence[Trace], name: str) -> Iterator[tuple[Trace, str]]
         yield trace, ", ".join(filter(None, parts))
 
 
-def _title(first: Trace, files: int) -> str:
-    name = first.name or "memory"
-    return name if files == 1 else f"{name} and {files - 1} more"
+def _title(first: Trace, names: Sequence[str]) -> str:
+    if len(names) < 3:
+        return " and ".join(names) or first.name or "memory"
+    return f"{names[0]} and {len(names) - 1} more"

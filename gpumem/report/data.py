@@ -17,7 +17,16 @@ from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import ALLOC, Curve, Segments, Trace
-from gpumem.traces.groups import Rules, groups_of, peak_event, phase_at, phase_table
+from gpumem.traces.groups import (
+    Groups,
+    Rules,
+    bytes_at,
+    groups_of,
+    own_frames,
+    peak_event,
+    phase_at,
+    phase_table,
+)
 from gpumem.traces.trace import Frames
 
 
@@ -170,7 +179,8 @@ def run_data(
     moving = blocks.moving[shown]
     ends = np.searchsorted(moving, segments.end)
     stack, stacks = _stacks(trace, blocks, kept)
-    frames, stack_frames = _frames_of(stacks)
+    own = [own_frames(each) for each in stacks]
+    frames, stack_frames = _frames_of([*stacks, *own])
     wanted = _GROUPINGS if rules else _GROUPINGS[1:]
     groupings = {by: found for by in wanted if (found := groups_of(trace, by, rules))}
     return {
@@ -190,7 +200,7 @@ def run_data(
         "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],
         "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
         "refusals": _refusals(trace, moving),
-        "phases": _phases(trace, moving),
+        "phases": _phases(trace, moving, groupings.get("category")),
         "steps": np.searchsorted(moving, trace.step_start).tolist(),
         "policies": [_policy_facts(each, moving) for each in served],
         "columns": {
@@ -206,8 +216,10 @@ def run_data(
                 for by, groups in groupings.items()
             },
             "stack": column(stack),
-            "stackSizes": column([len(each) for each in stacks]),
-            "stackFrames": column(stack_frames),
+            "stackSizes": column(sizes := [len(each) for each in stacks]),
+            "stackFrames": column(stack_frames[: sum(sizes)]),
+            "ownSizes": column([len(each) for each in own]),
+            "ownFrames": column(stack_frames[sum(sizes) :]),
             "segmentOffset": column(drawn.offset[np.count_nonzero(kept) :]),
             "segmentSize": column(segments.nbytes),
             "segmentBegin": column(np.searchsorted(moving, segments.begin)),
@@ -305,20 +317,25 @@ def _refusals(trace: Trace, moving: NDArray[np.int64]) -> list[dict[str, Any]]:
         {
             "move": int(np.searchsorted(moving, at)),
             "ended": at > last,
+            "own": own_frames(refusal.stack),
             **refusal._asdict(),
         }
         for at, refusal in refusals_of(trace)
     ]
 
 
-def _phases(trace: Trace, moving: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the phases in moves, the outer ones if there are too many, and a table by name."""
+def _phases(trace: Trace, moving: NDArray[np.int64], category: Groups | None) -> dict[str, Any]:
+    """Return the phases in moves, the outer ones if there are too many, and a table by name.
+
+    The peak has its phase and its categories.
+    """
     phases = sorted(trace.details.phases if trace.details else (), key=lambda each: each.depth)
     shown = sorted(phases[:MAX_PHASES], key=lambda each: each.begin)
     begins, ends = (
         np.searchsorted(moving, [getattr(each, of) for each in shown]).tolist()
         for of in ("begin", "end")
     )
+    peak = peak_event(trace)
     table = [
         (*row[:3], int(np.searchsorted(moving, row.at)), row.growth) for row in phase_table(trace)
     ]
@@ -328,7 +345,8 @@ def _phases(trace: Trace, moving: NDArray[np.int64]) -> dict[str, Any]:
             for each, begin, end in zip(shown, begins, ends, strict=True)
         ],
         "table": table,
-        "atPeak": phase_at(trace, peak_event(trace)),
+        "atPeak": phase_at(trace, peak),
+        "categories": bytes_at(trace, peak, category) if category else [],
     }
 
 

@@ -62,7 +62,7 @@ class Page:
             f"(document.getElementById({chart!r}))"
         )
 
-    def written(self, chart: str) -> list[tuple[str, float, float]]:
+    def written(self, chart: str, press: str = "#reset") -> list[tuple[str, float, float]]:
         """Draw a chart again; return the texts on its canvas, each with its left and right end."""
         self.browser.evaluate(
             """(() => {
@@ -77,7 +77,7 @@ class Page:
                  };
                })()"""
         )
-        self.press("#reset")
+        self.press(press)
         return [tuple(row) for place, *row in self.browser.evaluate("written") if place == chart]
 
     def box(self, selector: str) -> dict[str, float]:

@@ -244,6 +244,15 @@ def test_words_that_are_too_long_break_after_punctuation(wide):
     assert all(line[-1] in "/._:" for line in lines), lines
 
 
+def test_texts_of_the_axis_are_whole_or_left_out(open_page, tmp_path):
+    write_report(told_run(), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html", "#from=0.01&to=3.0001")
+    texts = page.written("timeline", "input[name=theme][value=dark]")
+    width = page.browser.evaluate("document.querySelector('#timeline canvas').width")
+    assert "2.50 s" in [text for text, *_ in texts]
+    assert [text for text, _, end in texts if end > width] == []
+
+
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_streams_and_their_peaks_are_named_beside_their_lanes(sized, width):
     page = sized(width)

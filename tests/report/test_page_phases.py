@@ -32,7 +32,8 @@ def page(open_page, tmp_path):
 
 
 def test_peak_is_said_with_its_phase_and_by_category(page):
-    assert "in step / backward" in page.text("#figures")
+    said = "in step / backward: parameters 4 MiB, activations 2 MiB, workspaces 1 MiB"
+    assert said in page.text("#figures").replace("\n", " ")
     assert page.browser.evaluate("document.querySelector('#by').value") == "category"
     assert page.text("#moment-text").endswith(", in step / backward")
 
@@ -43,6 +44,12 @@ def test_table_has_peak_growth_and_times_of_each_phase(page):
         ["step / forward", "", "6 MiB", "+2 MiB", "1"],
         ["step / backward", "", "7 MiB", "\N{MINUS SIGN}1 MiB", "1"],
     ]
+
+
+def test_page_begins_with_the_first_phase(open_page, tmp_path):
+    write_report(phased(Phase("step", 2, 5)), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert page.text("#widen") == "Show the 2.0 s before"
 
 
 def test_click_on_a_phase_shows_the_state_at_its_peak(page):

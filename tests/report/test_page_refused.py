@@ -62,7 +62,7 @@ def test_run_that_ends_with_a_refusal_begins_with_it(refused):
             "2.000 s",
         ]
     ]
-    assert page.text("#refused-advice") == "raise max_mem"
+    assert page.text("#refused-advice") == "Raise max_mem."
     assert "load" in page.text("#refused-stack")
 
 
@@ -78,6 +78,21 @@ def test_state_before_a_refusal_names_it(refused):
     assert page.text("#moment-text").endswith(
         "Then 9 MiB of forward were refused by max_mem of 8 MiB."
     )
+
+
+def test_refused_requests_of_a_narrow_page_are_lists(refused):
+    page = refused(3)
+    page.browser.resize(420)
+    names = """Array.from(document.querySelectorAll('#refused td'),
+        cell => getComputedStyle(cell, '::before').content)"""
+    shown = page.browser.evaluate(names)
+    box = page.browser.evaluate(
+        "(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)"
+        "(document.querySelector('#refused').parentElement)"
+    )
+    page.browser.resize(1280)
+    assert shown[:3] == ['"By"', '"Limit"', '"In use"']
+    assert box == 0
 
 
 def test_page_without_refusals_has_no_panel(open_page, tmp_path):

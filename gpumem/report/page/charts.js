@@ -8,13 +8,15 @@ function element(id) {
   return document.getElementById(id);
 }
 
-// The names of a chart's lines, each with its colour of the theme and its value.
+// Names with their values, and with a swatch: the name of a line, or a colour.
 function legend(id, entries) {
-  element(id).replaceChildren(...entries.map(([name, value, color]) => {
-    const parts = [make("span", {}, name), make("b", {}, value || "–")];
-    if (color) parts.unshift(make("span", { className: `swatch ${color}` }));
-    return make("li", {}, ...parts);
-  }));
+  element(id).replaceChildren(...entries.map(([name, value, color]) =>
+    make("li", { title: name }, ...(color ? [swatch(color)] : []),
+      make("span", { className: "clip" }, ownerText(name)), make("b", {}, value || "–"))));
+}
+
+function swatch(color) {
+  return make("span", /^\w+$/.test(color) ? { className: `swatch ${color}` } : { className: "swatch", style: `background:${color}` });
 }
 
 function make(tag, properties = {}, ...children) {
@@ -44,11 +46,13 @@ function horizontal(app) {
     space: 90,
     size: 34,
     filter: named,
-    values: (_, splits) => {
+    values: ({ width }, splits) => {
+      const { x0, x1 } = app.view, pixels = (value) => ((x1 - value) / (x1 - x0)) * (width - AXIS_WIDTH) + MARGIN;
       const step = splits.length > 1 ? splits[1] - splits[0] : splits[0] / 1000;
       const isRound = Number(step.toPrecision(1)) === Number(step.toPrecision(3)); // 2.5 is not
-      return splits.map((value) => (value === null ? "" : app.view.axis === "event" ? count(value)
-        : seconds(value, isRound ? step : step / 10, app.view.x1)));
+      const text = (value) => (app.view.axis === "event" ? count(value) : seconds(value, isRound ? step : step / 10, x1));
+      // A text that the right edge would cut is left out; a letter takes about 7 pixels.
+      return splits.map((value) => (value === null || pixels(value) < 3.5 * text(value).length ? "" : text(value)));
     },
   });
   for (const part of [made.grid, made.ticks]) part.filter = named;

@@ -8,9 +8,9 @@ function showFigures(app) {
   const served = theirs && servedBy(theirs, first.name);
   const empty = figures.allocations - facts.blocks;
   const entries = [
-    [facts.moment ? "Live" : "Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : facts.phases.atPeak ? `in ${facts.phases.atPeak}` : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    [facts.moment ? "Live" : "Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : peakText(facts), theirs && bytes(theirs.figures.peak_live_bytes)],
     [facts.moment ? "Reserved" : "Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(served?.peak_reserved_bytes)],
-    ["Reserved / live", first.fragmentation.toFixed(3), `${facts.moment ? "" : "at their peaks; "}1 is the least`, theirs && (served?.fragmentation.toFixed(3) ?? "–")],
+    ["Reserved / live", first.fragmentation.toFixed(3), `${facts.moment ? "" : "at their peaks; "}1 is the minimum`, theirs && (served?.fragmentation.toFixed(3) ?? "–")],
     ...(facts.moment ? [] : [["Allocations", count(facts.blocks), `${plural(app.run.moves, "event")}, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)]]),
     [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
   ];
@@ -18,6 +18,12 @@ function showFigures(app) {
   element("figures").replaceChildren(...entries.map(([name, value, note, there, className = ""]) =>
     make("div", { className }, make("dt", {}, name), make("dd", {}, value, make("small", {}, note),
       ...(there ? [make("small", { className: "there" }, `compared: ${there}`)] : [])))));
+}
+
+// The phase of the peak, and its largest categories.
+function peakText({ figures, phases: { atPeak, categories } }) {
+  const parts = categories.slice(0, 3).map(([name, nbytes]) => `${name} ${bytes(nbytes)}`);
+  return [atPeak && `in ${atPeak}`, parts.join(", ")].filter(Boolean).join(": ") || `${count(figures.peak_live_bytes)} bytes`;
 }
 
 // The policy of a name; of another run it may be missing.
@@ -30,8 +36,8 @@ function showNotes(app) {
   const [first, last] = app.run.extent("time");
   const duration = last - first > 1.5e-6 && !facts.moment ? seconds(last - first) : "";
   const kinds = { torch_snapshot: "PyTorch's snapshot", rmm_log: "RMM's log", gpumem: "recording" };
-  const source = [kinds[facts.meta.source] ?? facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
-  const name = app.runs.length > 1 ? facts.label : "";
+  const name = app.runs.length > 1 ? facts.label : "", memory = facts.meta.memory ?? facts.meta.gpu ?? "";
+  const source = [kinds[facts.meta.source] ?? facts.meta.source, name.includes(memory) ? "" : memory].filter(Boolean).join(", ");
   element("subtitle").textContent = [name, source, duration, plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
   const shades = app.run.segments ? " Shaded: reserved and idle; light grey: left out by the filters; lines are the borders of segments." : "";
   element("placed").textContent = {

@@ -17,7 +17,7 @@ const GROUPINGS = {
   module: { title: "Modules", head: "Module" },
   function: { title: "Functions", head: "Function", usual: true },
   file: { title: "Files", head: "File", usual: true },
-  stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, stackNames(run)] },
+  stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, run.stacks.map((_, stack) => stackName(run.frames(stack, false)))] },
   stream: { title: "Streams", head: "Stream", make: (run) => [run.stream, run.facts.streams] },
   size: { title: "Sizes", head: "Size", usual: true, make: (run) => [run.size.map(sizeClass), SIZE_CLASSES.map(([, name]) => name)] },
 };

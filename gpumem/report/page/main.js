@@ -3,8 +3,9 @@
 const SHOW_ALL = { at: -1, block: -1, low: null, high: null };
 
 class App {
-  constructor(runs, shown) {
+  constructor(runs, shown, files) {
     this.runs = runs;
+    this.files = files;
     this.first = this.stop = 0;
     this.theme = new Theme(() => { if (this.charts) runsTable(this); this.later(); });
     this.moments = momentView(this);
@@ -148,11 +149,13 @@ class App {
     return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];
   }
 
-  // The window that a page opens with: without a long time at the beginning in which next to nothing is live.
+  // The window that a page opens with: without a long time at the beginning before the first phase, or in
+  // which next to nothing is live.
   opening() {
     const { run } = this, [first, last] = this.extent();
     const most = run.all.reduce((a, b) => Math.max(a, b), 0);
-    const begin = run.x(Math.max(0, run.all.findIndex((live) => live >= most / 100)), this.view.axis);
+    const [phase = []] = run.facts.phases.shown;
+    const begin = run.x(Math.max(phase[1] ?? 0, run.all.findIndex((live) => live >= most / 100)), this.view.axis);
     const early = begin - (last - begin) / 50;
     return early - first > (last - first) / 10 ? [early, last] : [first, last];
   }
@@ -221,7 +224,7 @@ class App {
 
   groupBy(by) {
     this.view.by = by;
-    this.allGroups = false;
+    whole.delete("groups");
     this.regroup();
     this.later();
   }
@@ -355,7 +358,7 @@ async function unpackRun(facts) {
 async function start() {
   const { runs, shown, names = [], changes = [] } = JSON.parse(element("facts").textContent);
   changesTable(names, changes);
-  new App(await Promise.all(runs.map(unpackRun)), shown);
+  new App(await Promise.all(runs.map(unpackRun)), shown, names.length);
   document.documentElement.dataset.state = "ready";
 }
 

@@ -9,7 +9,8 @@ const NO_FILTER = { owner: -1, stream: -1, only: "", least: 0, most: Infinity, f
 class Run {
   constructor(facts, { back, ...columns }, curves) {
     // Of each block: size, stream, owner, offset, stack (from 1; 0: none). Of each move: time in µs,
-    // rest. Of each segment: offset, size, and the moves that begin and end it.
+    // rest. Of each segment: offset, size, and the moves that begin and end it. Of each stack: its
+    // frames, and those of the program.
     Object.assign(this, columns);
     this.facts = facts;
     this.moves = back.length;
@@ -26,7 +27,8 @@ class Run {
     this.top = 1; // end of the drawn addresses
     for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
     for (let s = 0; s < this.segments; s++) this.top = Math.max(this.top, this.segmentOffset[s] + this.segmentSize[s]);
-    this.stackStarts = startsOf(this.stackSizes);
+    this.stacks = stacksOf(this.stackSizes, this.stackFrames);
+    this.ownStacks = stacksOf(this.ownSizes, this.ownFrames);
     this.listed = facts.frames.map(frameOf);
     this.groupings = groupingsOf(this);
     this.select(NO_FILTER);
@@ -74,22 +76,16 @@ class Run {
     const has = (name) => name.toLowerCase().includes(text);
     const owners = this.facts.owners.map(has), streams = this.facts.streams.map(has);
     const frames = this.listed.map(({ title }) => has(title));
-    const stacks = Array.from({ length: this.stackSizes.length + 1 }, (_, number) =>
-      this.frameNumbers(number).some((frame) => frames[frame]));
+    const stacks = this.stacks.map((numbers) => numbers.some((frame) => frames[frame]));
     const place = /^0x[0-9a-f]+$/.test(text) ? this.place(BigInt(text)) : -1;
     return (b) => owners[this.owner[b]] || streams[this.stream[b]] || stacks[this.stack[b]]
       || (place >= this.offset[b] && place < this.offset[b] + this.size[b]);
   }
 
-  // -- stacks
-
-  frameNumbers(stack) {
-    if (!stack) return [];
-    const first = this.stackStarts[stack - 1];
-    return Array.from(this.stackFrames.subarray(first, first + this.stackSizes[stack - 1]));
+  // The frames of a stack, the innermost first: all, or those of the program.
+  frames(stack, all = true) {
+    return Array.from((all ? this.stacks : this.ownStacks)[stack], (number) => this.listed[number]);
   }
-
-  frames(stack) { return this.frameNumbers(stack).map((number) => this.listed[number]); }
 
   // Bytes held from the driver at each move, under one policy.
   heldBy(policy) {
@@ -318,10 +314,4 @@ class Run {
 
 function powerOf(size) {
   return Math.min(53, Math.floor(Math.log2(size)));
-}
-
-function startsOf(sizes) {
-  const starts = new Uint32Array(sizes.length);
-  for (let i = 1; i < sizes.length; i++) starts[i] = starts[i - 1] + sizes[i - 1];
-  return starts;
 }

@@ -131,9 +131,5 @@ function showKey(app, live) {
   const lives = (group) => survey.most[group] > 0;
   const entries = groups.ordered.slice(0, most).filter(lives).map((group) => [groups.colour[group], groups.names[group]]);
   if (sums[most] || groups.ordered.slice(most).some(lives)) entries.push([most, "others"]);
-  element("key").replaceChildren(...entries.map(([rank, name]) => {
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = theme.hue(rank);
-    return make("li", { title: name }, swatch, make("span", { className: "clip" }, ownerText(name)), " ", make("b", {}, sums[rank] ? bytes(sums[rank]) : "–"));
-  }));
+  legend("key", entries.map(([rank, name]) => [name, sums[rank] && bytes(sums[rank]), theme.hue(rank)]));
 }

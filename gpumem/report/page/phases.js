@@ -48,23 +48,13 @@ function drawPhases(app, u) {
 function phasesTable(app) {
   const { table } = app.run.facts.phases;
   element("phases-panel").hidden = !table.length;
-  if (!table.length) return element("phases").replaceChildren();
   const most = Math.max(1, ...table.map(([, , peak]) => peak));
   const colour = phaseColour(app.run);
-  const shown = app.allPhases ? table.slice(0, MAX_ROWS) : table.slice(0, FEW);
-  const rows = shown.map(([name, times, peak, at, growth]) => {
-    const pick = make("button", { type: "button", title: "Show the state at its peak" }, ...words(name));
-    pick.addEventListener("click", () => app.goTo(at));
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = app.theme.tint(colour(name.split(" / ").at(-1)));
-    return make("tr", {},
-      make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
-      bar([[peak, ""]], most),
-      cell(bytes(peak)),
-      cell(growth ? `${growth > 0 ? "+" : ""}${bytes(growth)}` : "none"),
-      cell(count(times)));
-  });
-  const body = make("tbody", {}, ...rows);
-  if (table.length > FEW) body.append(more(app, 5, "allPhases", `Show all ${count(table.length)}`, phasesTable));
-  element("phases").replaceChildren(head("Phase", "", "Peak", "Growth", "Times"), body);
+  fillTable("phases", ["Phase", "", "Peak", "Growth", "Times"], table, ([name, times, peak, at, growth]) => [
+    nameCell(name, "Show the state at its peak", () => app.goTo(at), app.theme.tint(colour(name.split(" / ").at(-1)))),
+    bar([[peak, ""]], most),
+    cell(bytes(peak)),
+    cell(growth ? `${growth > 0 ? "+" : ""}${bytes(growth)}` : "none"),
+    cell(count(times)),
+  ]);
 }

@@ -8,18 +8,22 @@ function refusedPanel(app) {
   if (last.ended) element("notice").after(panel);
   else element("figures").after(panel);
   element("refused-title").textContent = last.ended ? `Refused at the end: ${bytes(last.nbytes)}` : `Refused: ${plural(refusals.length, "request")}`;
-  const rows = refusals.slice(-FEW).reverse().map((each) => {
-    const shown = make("button", { type: "button" }, app.whereText(app.run.x(momentBefore(each), app.view.axis)));
-    shown.addEventListener("click", () => app.goTo(momentBefore(each)));
-    return make("tr", {}, make("th", { scope: "row" }, bytes(each.nbytes)), cell(ownerText(each.owner), "words"),
+  const names = ["Requested", "<By", "<Limit", "In use", "Reserved", "Of it free", "Largest free", "Device free", "Moment before"];
+  fillTable("refused", names, refusals.toReversed(), (each) => {
+    const figures = [each.in_use, each.reserved, each.free, each.largest_free, each.device_free];
+    const onclick = () => app.goTo(momentBefore(each));
+    return [
+      make("th", { scope: "row" }, bytes(each.nbytes)),
+      wordsCell(each.owner || "unknown"),
       cell(each.limit ? `${each.limit_name}, ${bytes(each.limit)}` : "–", "words"),
-      ...[each.in_use, each.reserved, each.free, each.largest_free, each.device_free].map((value) => cell(bytes(value))),
-      make("td", {}, shown));
+      ...figures.map((value) => cell(bytes(value))),
+      make("td", {}, make("button", { type: "button", onclick }, app.whereText(app.run.x(momentBefore(each), app.view.axis)))),
+    ];
   });
-  element("refused").replaceChildren(head("Requested", "<By", "<Limit", "In use", "Reserved", "Of it free", "Largest free", "Device free", "Moment before"),
-    make("tbody", {}, ...rows));
-  element("refused-advice").textContent = last.advice;
-  element("refused-stack").replaceChildren(...programLines(last.stack.map(frameOf)).map(frameLine));
+  element("refused-advice").textContent = last.advice && `${last.advice[0].toUpperCase()}${last.advice.slice(1)}.`;
+  element("refused-stack").hidden = !last.stack.length;
+  element("refused-stack").querySelector("summary").textContent = stackName(last.own.map(frameOf));
+  element("refused-frames").replaceChildren(...last.stack.map(frameOf).map(frameLine));
 }
 
 // A refusal changes nothing: the state is that after the move before it.

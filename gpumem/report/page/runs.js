@@ -7,30 +7,31 @@ function runsTable(app) {
   const { name } = app.run.facts.policies[app.view.policy];
   const reserved = app.runs.map((run) => servedBy(run.facts, name)?.peak_reserved_bytes);
   const most = Math.max(1, ...app.runs.map((run, number) => reserved[number] ?? run.facts.figures.peak_live_bytes));
-  const [first, last] = commonTime(app.runs);
-  const rows = app.runs.map((run, number) => {
-    const { figures, label, moment } = run.facts;
-    const shown = make("input", { type: "radio", name: "run", checked: run === app.run });
-    shown.addEventListener("change", () => app.showRun(number));
-    const compared = make("input", { type: "checkbox", checked: run === app.other, disabled: run === app.run, ariaLabel: `Compare with ${label}` });
-    compared.addEventListener("change", () => app.compare(compared.checked ? number : -1));
+  const [first, last] = commonTime(app.runs, app.files);
+  const names = ["Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"];
+  fillTable("runs", names, app.runs, (run) => {
+    const { figures, label, moment } = run.facts, number = app.runs.indexOf(run);
     const canvas = make("canvas", { width: 260 * devicePixelRatio, height: 30 * devicePixelRatio });
     sparkline(app, canvas, run, run.starts - first, last - first, most);
-    return make("tr", { className: run === app.run ? "chosen" : "" },
-      make("th", { scope: "row" }, make("label", { className: "name", title: label }, shown, " ", make("span", {}, ...words(label)))),
-      make("td", { className: "tick" }, compared),
+    return [
+      choiceCell(label, "run", run === app.run, () => app.showRun(number)),
+      make("td", { className: "tick" }, make("input", { type: "checkbox", checked: run === app.other, disabled: run === app.run,
+        ariaLabel: `Compare with ${label}`, onchange: ({ target }) => app.compare(target.checked ? number : -1) })),
       make("td", { className: "spark" }, canvas),
       cell(bytes(figures.peak_live_bytes)), cell(bytes(reserved[number])),
-      cell(moment ? "–" : bytes(figures.live_at_end_bytes)));
-  });
-  element("runs").replaceChildren(head("Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"), make("tbody", {}, ...rows));
+      cell(moment ? "–" : bytes(figures.live_at_end_bytes)),
+    ];
+  }, { className: (run) => (run === app.run ? "chosen" : ""), few: app.runs.length });
   element("runs-sum").textContent = sumText(app.runs, first);
 }
 
-// Runs begin where their clocks say, if all have clocks of one day; else all at 0. In seconds.
-function commonTime(runs) {
-  const clocks = runs.map((run) => (run.facts.meta.first_us ?? 0) / 1e6);
-  const alike = Math.min(...clocks) > 1e9 && Math.max(...clocks) - Math.min(...clocks) < 86400;
+// Runs begin where their clocks say, in seconds, if all have clocks of one day; else all at 0, and so do files
+// of runs that were made one after the other.
+function commonTime(runs, files) {
+  const clocks = runs.map((run) => (run.facts.meta.first_us ?? 0) / 1e6), latest = Math.max(...clocks);
+  const areTogether = files < 2 || runs.some(({ facts }) => facts.meta.stopped_us)
+    || runs.every((run, number) => clocks[number] + run.extent("time")[1] >= latest);
+  const alike = areTogether && Math.min(...clocks) > 1e9 && latest - Math.min(...clocks) < 86400;
   runs.forEach((run, number) => { run.starts = alike ? clocks[number] : 0; });
   const first = Math.min(...runs.map((run) => run.starts));
   return [first, Math.max(...runs.map((run) => run.starts + run.extent("time")[1]))];
@@ -75,11 +76,14 @@ function sumText(runs, first) {
   return `All runs together have at most ${bytes(most)} live at one time. ${hint}`;
 }
 
-// The call stacks, or owners, with more or fewer bytes at the peak of the second file.
+// The call stacks, or owners, with more or fewer bytes at the peak of the second file, the largest changes first.
 function changesTable(names, changes) {
-  if (!changes.length) return;
-  const rows = changes.map(([name, before, after]) => make("tr", {},
+  element("changes").hidden = !changes.length;
+  const grown = ([, before, after]) => after - before;
+  const largest = changes.toSorted((one, other) => Math.abs(grown(other)) - Math.abs(grown(one)));
+  const heads = ["Stacks at the peaks", ...names.slice(0, 2).map((name) => clip(name, 20)), "Difference"];
+  fillTable("changes", heads, largest, ([name, before, after]) => [
     make("th", { scope: "row", title: name }, ...words(ownerText(name))),
-    cell(bytes(before)), cell(bytes(after)), cell((after > before ? "+" : "−") + bytes(Math.abs(after - before)))));
-  element("changes").replaceChildren(head("Stacks at the peaks", ...names.slice(0, 2).map((name) => clip(name, 20)), "Difference"), make("tbody", {}, ...rows));
+    cell(bytes(before)), cell(bytes(after)), differenceCell(after - before),
+  ]);
 }

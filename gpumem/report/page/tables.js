@@ -13,66 +13,77 @@ function cell(text, className = "") {
   return make("td", { className }, text);
 }
 
-function nothing(columns, text) {
-  const row = make("tr", {}, make("td", { className: "empty", colSpan: columns }, text));
-  return make("tbody", {}, row);
+// The cell with a row's name, which acts on a click.
+function nameCell(text, title, onclick, color) {
+  const name = make("button", { type: "button", title, onclick }, ...words(ownerText(text)));
+  return make("th", { scope: "row" }, make("span", { className: "name" }, ...(color ? [swatch(color)] : []), name));
+}
+
+// The cell with the name of a row that can be chosen.
+function choiceCell(text, name, checked, onchange) {
+  const choice = make("input", { type: "radio", name, checked, onchange });
+  return make("th", { scope: "row" }, make("label", { className: "name", title: text }, choice, " ", make("span", {}, ...words(text))));
+}
+
+const whole = new Set(); // ids of tables that show all rows
+
+// Fill a table with the first of its rows, and a button that shows all, or few again.
+function fillTable(id, names, items, cellsOf, { empty = "", className = () => "", few = FEW } = {}) {
+  const shown = items.slice(0, whole.has(id) ? MAX_ROWS : few);
+  const rows = shown.map((item) => make("tr", { className: className(item) }, ...cellsOf(item)));
+  // Where a page is narrow, a row of some tables is a list of names and values.
+  for (const { cells } of rows) for (const each of cells) each.dataset.name = names[each.cellIndex].replace("<", "");
+  const last = (className, ...content) => rows.push(make("tr", {}, make("td", { className, colSpan: names.length }, ...content)));
+  if (!items.length && empty) last("empty", empty);
+  if (items.length > few) {
+    const all = items.length > MAX_ROWS ? `Show the first ${MAX_ROWS}` : `Show all ${count(items.length)}`;
+    const onclick = () => {
+      whole[whole.has(id) ? "delete" : "add"](id);
+      fillTable(id, names, items, cellsOf, { className });
+    };
+    last("words", make("button", { type: "button", onclick }, whole.has(id) ? "Show fewer" : all));
+  }
+  element(id).replaceChildren(...(rows.length ? [head(...names), make("tbody", {}, ...rows)] : []));
 }
 
 function bar(parts, most) {
-  const place = make("div", {});
-  place.style.cssText = "background:none;white-space:nowrap";
-  for (const [value, className] of parts.filter(([value]) => value)) {
-    const piece = make("div", { className });
-    piece.style.width = `${most ? (100 * value) / most : 0}%`;
-    place.append(piece);
-  }
-  return make("td", { className: "bar" }, place);
+  const pieces = parts.filter(([value]) => value)
+    .map(([value, className]) => make("div", { className, style: `width:${(100 * value) / most}%` }));
+  return make("td", { className: "bar" }, make("div", {}, ...pieces));
 }
 
 function policiesTable(app) {
   const { policies, figures } = app.run.facts;
   const most = Math.max(1, ...policies.map((each) => each.peak_reserved_bytes));
-  const rows = policies.map((each, number) => {
-    const chosen = make("input", { type: "radio", name: "policy", checked: number === app.view.policy });
-    chosen.addEventListener("change", () => app.choosePolicy(number));
-    const name = make("label", { className: "name", title: each.name }, chosen, " ", make("span", {}, ...words(each.name)));
+  const isChosen = (each) => policies.indexOf(each) === app.view.policy;
+  fillTable("policies", ["Policy", "", "Reserved", "/ live", ""], policies, (each) => {
     const live = Math.min(figures.peak_live_bytes, each.peak_reserved_bytes);
-    const row = make("tr", { className: number === app.view.policy ? "chosen" : "" },
-      make("th", { scope: "row" }, name),
+    return [
+      choiceCell(each.name, "policy", isChosen(each), () => app.choosePolicy(policies.indexOf(each))),
       bar([[live, "part"], [each.peak_reserved_bytes - live, "over"]], most),
       cell(bytes(each.peak_reserved_bytes)),
       cell(each.fragmentation.toFixed(3)),
-      cell(each.how, "words"));
-    return row;
-  });
-  element("policies").replaceChildren(head("Policy", "", "Reserved", "/ live", ""), make("tbody", {}, ...rows));
+      cell(each.how, "words"),
+    ];
+  }, { className: (each) => (isChosen(each) ? "chosen" : "") });
 }
 
 // The groups in the part shown, by their bytes at its highest point.
 function groupsTable(app) {
-  const { survey, groups, other } = app;
+  const { survey, groups, other } = app, { moment } = app.run.facts;
   const found = app.groupsHere();
-  const shown = app.allGroups ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);
-  const most = Math.max(1, ...shown.map((g) => survey.atPeak[g]));
-  const rows = shown.map((g) => {
-    const name = groups.names[g];
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = app.theme.hue(groups.colour[g]);
-    const pick = make("button", { type: "button", title: `Show only ${name}` }, ...words(ownerText(name)));
-    pick.addEventListener("click", () => app.filterGroup(g));
-    return make("tr", {},
-      make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
+  const most = survey.atPeak[found[0]] || 1;
+  const columns = other ? ["Compared", "Difference"] : moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
+  fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], found, (g) => {
+    const name = groups.names[g], allocated = cell(count(survey.allocated[g]));
+    return [
+      nameCell(name, `Show only ${name}`, () => app.filterGroup(g), app.theme.hue(groups.colour[g])),
       bar([[survey.atPeak[g], ""]], most),
       cell(bytes(survey.atPeak[g])),
-      ...(other ? compareCells(app, name, survey.atPeak[g])
-        : app.run.facts.moment ? [cell(count(survey.allocated[g]))]
-        : [cell(bytes(survey.most[g])), cell(count(survey.allocated[g])), cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]));
-  });
-  const columns = other ? ["Compared", "Difference"] : app.run.facts.moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
-  const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "No block is live here.");
-  const all = found.length > MAX_ROWS ? `Show the first ${MAX_ROWS}` : `Show all ${count(found.length)}`;
-  if (found.length > FEW) body.append(more(app, 6, "allGroups", all, groupsTable));
-  element("groups").replaceChildren(head(groups.head, "", app.run.facts.moment ? "Live" : "At the peak", ...columns), body);
+      ...(other ? compareCells(app, name, survey.atPeak[g]) : moment ? [allocated]
+        : [cell(bytes(survey.most[g])), allocated, cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]),
+    ];
+  }, { empty: "No block is live here." });
   element("groups-title").textContent = groups.title;
   element("groups-hint").textContent = other
     ? `By their live bytes at the highest point shown, compared with those of ${other.facts.label} at its highest point.`
@@ -84,28 +95,15 @@ function groupsTable(app) {
 // The bytes of the group of the same name in the other run, and the difference here.
 function compareCells(app, name, here) {
   const there = app.otherBytes.get(name) ?? 0;
-  const more = here - there;
-  return [cell(bytes(there)), cell(more ? `${more > 0 ? "+" : ""}${bytes(more)}` : "same", more > 0 ? "more" : more < 0 ? "less" : "")];
+  return [cell(bytes(there)), differenceCell(here - there)];
+}
+
+function differenceCell(more) {
+  return cell(more ? `${more > 0 ? "+" : ""}${bytes(more)}` : "same", more > 0 ? "more" : more < 0 ? "less" : "");
 }
 
 function wordsCell(name) {
   return make("td", { className: "words" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
-}
-
-// A row with the button that shows all rows of a table, or few again.
-function more(app, columns, flag, all, redraw) {
-  const button = make("button", { type: "button" }, app[flag] ? "Show fewer" : all);
-  button.addEventListener("click", () => {
-    app[flag] = !app[flag];
-    redraw(app);
-  });
-  return make("tr", {}, make("td", { colSpan: columns, className: "words" }, button));
-}
-
-function blockButton(app, b) {
-  const button = make("button", { type: "button", title: "Show this block and its stack" }, bytes(app.run.size[b]));
-  button.addEventListener("click", () => app.selectBlock(b));
-  return button;
 }
 
 function leaksTable(app) {
@@ -118,16 +116,11 @@ function leaksTable(app) {
     ? `${plural(found.length, "block")}, ${bytes(sum)} in all, allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
     : run.isFiltered ? "No block that the filters show is live at the end of the file."
     : "Everything that was allocated up to here was freed.";
-  const shown = app.allLeaks ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);
-  const rows = shown.map((b) => make("tr", {},
-    make("th", { scope: "row" }, make("span", { className: "name" }, blockButton(app, b))),
+  fillTable("leaks", ["Size", ...(named ? ["<Owner"] : []), "<Stream", "Address", "Allocated"], found, (b) => [
+    nameCell(bytes(run.size[b]), "Show this block and its stack", () => app.selectBlock(b)),
     ...(named ? [wordsCell(run.facts.owners[run.owner[b]])] : []),
     wordsCell(run.facts.streams[run.stream[b]]),
     cell(run.address(b)),
-    cell(app.moveText(run.begin[b]))));
-  const body = rows.length ? make("tbody", {}, ...rows) : nothing(5, "No block was left.");
-  const all = found.length > MAX_ROWS ? `Show the largest ${MAX_ROWS}` : `Show all ${found.length}`;
-  if (found.length > FEW) body.append(more(app, 5, "allLeaks", all, leaksTable));
-  const columns = head("Size", ...(named ? ["<Owner"] : []), "<Stream", "Address", "Allocated");
-  element("leaks").replaceChildren(columns, body);
+    cell(app.moveText(run.begin[b])),
+  ], { empty: "No block was left." });
 }

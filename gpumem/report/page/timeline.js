@@ -41,9 +41,7 @@ function timelineChart(app) {
       sum += column[at];
       const isHere = y < sum && y >= sum - column[at];
       inOthers = isHere && c === HUES.light.length;
-      const swatch = make("span", { className: "swatch" });
-      swatch.style.background = app.theme.hue(c);
-      return [[make("span", { className: isHere ? "here" : "" }, swatch, app.groups.colourName(c)), bytes(column[at])]];
+      return [[make("span", { className: isHere ? "here" : "" }, swatch(app.theme.hue(c)), app.groups.colourName(c)), bytes(column[at])]];
     });
     if (!rows.length) return hideTip();
     const phase = phasesAt(app.run, app.run.moveBehind(x, app.view.axis));
@@ -54,11 +52,11 @@ function timelineChart(app) {
       ...(near.length ? [make("small", { className: "alarm" }, refusalText(near))] : []));
   }
 
-  // The names of the lines, with their values at the cursor.
+  // The names of the lines, with their values at the cursor: each line has its last value until its next.
   function showValues(at) {
     const { run, other } = app;
-    const values = at == null ? [] : chart.data.map((column) => column[at]);
-    const [x, held, live, selected, others] = values;
+    const last = (column) => column.findLast((value, place) => place <= at && value != null);
+    const [x, held, live, selected, others] = at == null ? [] : chart.data.map(last);
     legend("timeline-legend", [
       ["At", at == null ? "" : app.whereText(x)],
       ["Reserved", bytes(held), "reserved"],
@@ -82,8 +80,7 @@ function timelineChart(app) {
       shown = { x, colours: run.byColour(moves, app.groups) };
       const main = [held, run.all, run.isFiltered ? run.live : null].map((values) =>
         moves.map((i) => (values ? values[i] : null)));
-      const theirs = other ? otherLine(other, view, columns) : null;
-      chart.setData(theirs ? join([x, ...main], theirs) : [x, ...main, x.map(() => null)]);
+      chart.setData(other ? uPlot.join([[x, ...main], otherLine(other, view, columns)]) : [x, ...main, x.map(() => null)]);
       showValues(chart.cursor.idx);
       let most = 0;
       for (const i of moves) most = Math.max(most, held[i]);
@@ -109,21 +106,6 @@ function otherLine(run, view, columns) {
   const first = run.moveAt(view.x0, view.axis), stop = run.moveAt(view.x1, view.axis);
   const moves = run.sample(first, stop, columns, { ...view, held: run.all });
   return [moves.map((i) => Math.max(view.x0, run.x(i, view.axis))), moves.map((i) => run.all[i])];
-}
-
-// Columns over a common axis: between its own points each goes on with its last value.
-function join(columns, theirs) {
-  const x = Float64Array.from(new Set([...columns[0], ...theirs[0]])).sort();
-  const follow = ([at, ...values]) => {
-    let next = 0;
-    const made = values.map(() => []);
-    for (const here of x) {
-      while (next < at.length && at[next] <= here) next++;
-      values.forEach((column, number) => made[number].push(next ? column[next - 1] : null));
-    }
-    return made;
-  };
-  return [Array.from(x), ...follow(columns), ...follow(theirs)];
 }
 
 // Areas on top of each other: from the sum of all colours down, each over the one above it.

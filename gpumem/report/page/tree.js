@@ -45,7 +45,7 @@ function pathKey(run, b) {
 // The frames of a block's stack, the outermost first: those of the program, or all.
 function pathOf(run, b, all) {
   const stack = run.stack[b];
-  if (stack) return (all ? run.frames(stack) : programLines(run.frames(stack))).toReversed();
+  if (stack) return run.frames(stack, all).toReversed();
   const owner = run.facts.owners[run.owner[b]];
   const parts = /:\d+\)$/.test(owner) ? [owner] : owner.split(/(?<=[./])(?=.)|(?<=[^\d.,])(?=\d)/);
   return parts.map((_, at) => parts.slice(0, at + 1).join(""))
