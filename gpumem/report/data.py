@@ -17,12 +17,12 @@ from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import ALLOC, Curve, Segments, Trace
+from gpumem.traces.frames import own_frames
 from gpumem.traces.groups import (
     Groups,
     Rules,
     bytes_at,
     groups_of,
-    own_frames,
     peak_event,
     phase_at,
     phase_table,
