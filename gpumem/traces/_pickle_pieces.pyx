@@ -13,10 +13,10 @@ from gpumem.errors import TraceError
 
 cdef enum:
     PIECE = 1 << 20             # bytes of the file that are read at once, at least
-    # Arguments of opcodes: none, fixed bytes, a length of n bytes and then that many, lines.
+    # Arguments of opcodes: none, fixed bytes, or a length of n bytes and then that many.
     FIXED = 16
     COUNTED = 32
-    LINES = 48
+    REFUSED = 48                # opcodes of classes, of outside objects, and of protocol 0
     TUPLE1 = 0x85
     TUPLE3 = 0x87
     ADDITEMS = 0x90
@@ -32,7 +32,7 @@ for _kind, _codes in (
     (FIXED | 1, b"qhK\x80\x82"), (FIXED | 2, b"M\x83"), (FIXED | 4, b"Jrj\x84"),
     (FIXED | 8, b"G\x95"),
     (COUNTED | 1, b"UC\x8c\x8a"), (COUNTED | 4, b"TXB\x8b"), (COUNTED | 8, b"\x8d\x8e\x96"),
-    (LINES | 1, b"FILSVgpP"), (LINES | 2, b"ci"),
+    (REFUSED, b"ciPQFILSVgp"),
 ):
     for _code in _codes:
         _ARGUMENTS[_code] = _kind
@@ -72,81 +72,58 @@ cdef class Pieces:
         self.raw = self.piece = b""
 
     def read(self, Py_ssize_t size):
-        """Return the next bytes, fewer at the end."""
+        """Return the next bytes, fewer at the end. The unpickler reads no further than a frame."""
         if self.at == len(self.piece):
             self.fill()
         cdef bytes found = self.piece[self.at:self.at + size]
         self.at += len(found)
-        while len(found) < size and self.fill():
-            found += self.piece[:size - len(found)]
-            self.at = min(size, len(self.piece))
         return found
 
     def readline(self):
-        """Return the rest of a line of the piece."""
-        if self.at == len(self.piece):
-            self.fill()
-        cdef Py_ssize_t end = self.piece.find(b"\n", self.at) + 1
-        cdef bytes found = self.piece[self.at:end or len(self.piece)]
-        self.at += len(found)
-        return found
+        """Return nothing: the unpickler requires it, for opcodes that are refused."""
+        return b""
 
-    cdef bint fill(self) except -1:
-        # Makes the next piece; returns whether there is one.
-        cdef Py_ssize_t used = 0
-        cdef bytes more
-        while not self.stopped:
+    cdef int fill(self) except -1:
+        # Makes the next piece, which is empty at the end.
+        cdef Py_ssize_t used = 9
+        cdef bytes more = b"more"
+        while used == 9 and more and not self.stopped:
             more = self.file.read(max(PIECE, len(self.raw)))
             self.raw += more
             piece = bytearray(7 * len(self.raw) + 9)  # an opcode of one byte may become seven
-            used = self.check(PyByteArray_AS_STRING(piece), not more)
-            if used > 9:
-                piece[:9] = FRAME.to_bytes(1, "little") + (used - 9).to_bytes(8, "little")
-                self.piece = bytes(piece[:used])
-                self.at = 0
-                return True
-            if not more:
-                break
-        self.piece = b""
+            used = self.check(PyByteArray_AS_STRING(piece))
+            piece[:9] = FRAME.to_bytes(1, "little") + (used - 9).to_bytes(8, "little")
+        self.piece = bytes(piece[:used]) if used > 9 else b""
         self.at = 0
-        return False
+        return 0
 
-    cdef Py_ssize_t check(self, char* piece, bint last) except -1:
+    cdef Py_ssize_t check(self, char* piece) except -1:
         # Copies whole opcodes to the piece, from its ninth byte on; returns where they end.
         cdef const unsigned char* data = <const unsigned char*>PyBytes_AS_STRING(self.raw)
         cdef Py_ssize_t end = len(self.raw), begin = 0, at
         cdef Py_ssize_t out = 9
         cdef uint64_t size, number
         cdef unsigned char code, kind
-        while begin < end:
+        while begin < end and not self.stopped:
             code = data[begin]
             kind = _ARGUMENTS[code]
+            if kind == REFUSED:
+                raise TraceError(f"the pickle has the opcode {chr(code)!r}, expected plain data only")
             at = begin + 1
             size = kind & 15
-            if kind & LINES == LINES:
-                for _ in range(<Py_ssize_t>size):
-                    at = self.raw.find(b"\n", at) + 1
-                    if at == 0:
-                        break
-                if at == 0:
-                    if not last:
-                        break
-                    raise TraceError(f"damaged pickle: {self.nbytes} bytes of an unended line")
-            elif kind:
-                if kind & COUNTED and end - at >= <Py_ssize_t>size:
-                    size += little(&data[at], size)
-                # A length of eight bytes may wrap the sum.
-                number = little(&data[at], 8) if code == FRAME and end - at >= 8 else 0
-                if size + number > self.nbytes or number > self.nbytes or size < (kind & 15) or (
-                        self.before + <uint64_t>at + size + number > self.nbytes):
-                    raise TraceError(f"damaged pickle: {self.nbytes} bytes of at least "
-                                     f"{self.before + at + size + number}")
-                if size > <uint64_t>(end - at):
-                    if not last:
-                        break
-                    raise TraceError(f"damaged pickle: {self.nbytes} bytes, which end early")
-                at += <Py_ssize_t>size
-            self.check_meaning(code, data, begin + 1, at)
+            number = little(&data[at], size) if kind and end - at >= <Py_ssize_t>size else 0
+            if kind & COUNTED:
+                if number > self.nbytes:        # the sum might wrap
+                    number = self.nbytes
+                size += number
+            elif code == b"r" and number > self.nbytes:
+                raise TraceError(f"damaged pickle: object number {number} in {self.nbytes} bytes")
+            if self.before + <uint64_t>at + size > self.nbytes:
+                raise TraceError(f"damaged pickle: {self.nbytes} bytes of at least "
+                                 f"{self.before + at + size}")
+            if size > <uint64_t>(end - at):
+                break
+            at += <Py_ssize_t>size
             if code != FRAME:
                 memcpy(&piece[out], &data[begin], <size_t>(at - begin))
                 out += at - begin
@@ -159,9 +136,7 @@ cdef class Pieces:
                     memcpy(&piece[out + 1], &number, 4)
                     out += 5
             begin = at
-            if code == b".":
-                self.stopped = True
-                break
+            self.stopped = code == b"."
         self.before += <uint64_t>begin
         self.raw = self.raw[begin:]
         return out
@@ -173,10 +148,9 @@ cdef class Pieces:
         if code == MEMOIZE and self.memoized >= 0:
             number = self.memoized
             self.memoized += 1
-        elif code in (b"q", b"r", b"p"):
+        elif code in (b"q", b"r"):
             self.memoized = -1
-            if code != b"p":
-                number = <int64_t>little(&data[begin], 1 if code == b"q" else 4)
+            number = <int64_t>little(&data[begin], 1 if code == b"q" else 4)
         if code == b"}":
             self.after_dict = True
             self.dict_number = -1
@@ -198,21 +172,6 @@ cdef class Pieces:
                 number = self.marked[self.depth]
         self.after_dict = False
         return number
-
-    cdef int check_meaning(self, unsigned char code, const unsigned char* data, Py_ssize_t begin,
-                           Py_ssize_t end) except -1:
-        cdef uint64_t number = 0
-        if code in (b"P", b"Q"):
-            raise TraceError("the pickle refers to outside objects, expected plain data only")
-        if code == b"r":
-            number = little(&data[begin], 4)
-        elif code == b"p":
-            text = self.raw[begin:end].strip()
-            number = int(text) if text.isdigit() and len(text) < 19 else self.nbytes + 1
-        if number > self.nbytes:
-            raise TraceError(
-                f"damaged pickle: object number {number} in {self.nbytes} bytes")
-        return 0
 
 
 cdef inline uint64_t little(const unsigned char* data, uint64_t size) noexcept:

@@ -60,13 +60,13 @@ def test_bytes_at_lists_the_live_groups_from_the_largest() -> None:
 
 
 _FILE = "/job/train.py"
-_MAIN = f"main ({_FILE}:40)"
+_MAIN = f"< main ({_FILE}:40)"
 
 
 @pytest.mark.parametrize(
     ("by", "names"),
     [
-        ("stack", [f"load ({_FILE}:3) < {_MAIN}", f"forward (/job/model.py:7) < {_MAIN}", "no stack"]),
+        ("stack", [f"load ({_FILE}:3) {_MAIN}", f"forward (/job/model.py:7) {_MAIN}", "no stack"]),
         ("function", ["load", "forward", "no stack"]),
         ("file", ["/job/train.py", "/job/model.py", "no stack"]),
     ],

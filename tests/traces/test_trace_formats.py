@@ -478,7 +478,8 @@ def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol
 
     path = tmp_path / "evil.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[Malicious()]]}, protocol=protocol))
-    with pytest.raises(TraceError, match=r"'(posix|nt)\.system', expected plain data only"):
+    named = "the opcode 'c'" if protocol < 4 else r"'(posix|nt)\.system'"
+    with pytest.raises(TraceError, match=f"{named}, expected plain data only"):
         load_trace(path)
     assert not marker.exists()
 
@@ -520,10 +521,9 @@ def test_unprintable_value_is_refused_in_one_line(tmp_path, entry):
     [
         b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b"x.",  # BINBYTES8
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.",  # BYTEARRAY8
-        b"\x80\x04\x95" + (1 << 40).to_bytes(8, "little") + b"N.",  # FRAME
         b"\x80\x02T" + (1 << 30).to_bytes(4, "little") + b"x.",  # BINSTRING
     ],
-    ids=["bytes", "bytearray", "frame", "string"],
+    ids=["bytes", "bytearray", "string"],
 )
 def test_pickle_that_names_more_bytes_than_it_has_is_refused_unread(tmp_path, data):
     path = tmp_path / "snapshot.pickle"
@@ -545,19 +545,10 @@ def test_value_that_holds_one_list_a_billion_times_is_shown_in_short(tmp_path):
 
 def test_long_name_in_a_pickle_is_shown_in_short(tmp_path):
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(b"\x80\x02c" + b"m" * 5000 + b"\nname\n.")
+    path.write_bytes(b"\x80\x04X\x88\x13\x00\x00" + b"m" * 5000 + b"\x8c\x01n\x93.")
     with pytest.raises(TraceError, match="expected plain data only") as caught:
         load_trace(path)
     assert len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize("text", [b"(h\x05\x06", b"\x1b[2J", b"\xff"])
-def test_damage_of_a_pickle_is_shown_escaped(tmp_path, text):
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(b"\x80\x02F" + text + b"\n.")  # a number in decimal
-    with pytest.raises(TraceError, match="damaged pickle: could not convert") as caught:
-        load_trace(path)
-    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("key", ["device_traces", "segments"])
@@ -875,15 +866,12 @@ def test_every_truncation_of_a_snapshot_is_refused(tmp_path):
 
 def test_pickle_with_persistent_ids_is_refused():
     persistent = b"\x80\x04K\x05Q."  # a reference to outside object 5
-    with pytest.raises(TraceError, match="refers to outside objects"):
+    with pytest.raises(TraceError, match="opcode 'Q', expected plain data only"):
         torch_snapshot.read_torch_snapshot(io.BytesIO(persistent), "p")
 
 
-@pytest.mark.parametrize(
-    "opcode", [b"r\x00\x00\x00\x30", b"p805306368\n", b"p" + b"9" * 30 + b"\n"], ids=repr
-)
-def test_pickle_that_claims_more_than_its_size_is_refused(tmp_path, opcode):
+def test_pickle_that_claims_more_than_its_size_is_refused(tmp_path):
     path = tmp_path / "huge.pickle"
-    path.write_bytes(b"\x80\x02]" + opcode + b".")
+    path.write_bytes(b"\x80\x02]r\x00\x00\x00\x30.")
     with pytest.raises(TraceError, match="object number"):
         load_trace(path)
