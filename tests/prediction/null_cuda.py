@@ -1,11 +1,17 @@
 """The null CUDA in a child process: loaded here, gpumem would take it for a driver."""
 
+import json
+import os
 import textwrap
+from pathlib import Path
 
-from helpers.child import run
+from helpers.child import path_with, run
 
+from gpumem.prediction.child import null
 from gpumem.prediction.gpus import gpu
 from gpumem.prediction.runs import device_of, library
+
+STARTUP = Path(__file__).with_name("startup")
 
 BEGIN = """
 import ctypes, json, sys
@@ -32,9 +38,30 @@ MIB = 1 << 20
 
 def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count: int = 1) -> str:
     """Run a script that has the null CUDA as `cuda`; returns what it printed."""
-    import json
-
     device = device_of(gpu("h100", memory), cuda, count)
     done = run(BEGIN + textwrap.dedent(script), str(library()), json.dumps(device))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def environment(folder: Path, *paths: Path, name: str = "h200", cuda: str = "13.0") -> dict[str, str]:
+    """Return variables for processes that load the null CUDA as Python starts.
+
+    Libraries that look for the driver by its name find it in `folder`; `paths` are importable.
+    """
+    for each in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        if not (folder / each).exists():
+            (folder / each).symlink_to(library())
+    order = {
+        "module": null.__file__,
+        "library": str(library()),
+        "device": device_of(gpu(name), cuda),
+    }
+    found = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
+    return {
+        "GPUMEM_TEST_NULL_CUDA": json.dumps(order),
+        "LD_LIBRARY_PATH": os.pathsep.join(found),
+        "PYTHONPATH": path_with(STARTUP, *paths),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TRITON_LIBCUDA_PATH": str(folder),
+    }
