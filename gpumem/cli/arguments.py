@@ -1,15 +1,17 @@
-"""Arguments of several commands: devices, traces and sizes, with their completion."""
+"""Arguments of several commands: devices, traces, files and sizes, with their completion."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 import gpumem
+from gpumem._support.files import require_writable
 from gpumem._support.sizes import parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -103,3 +105,14 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         return None if text is None else parse_size(text)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Check that a file can be written, before a program runs."""
+    if path is None:
+        return None
+    try:
+        require_writable(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}") from None
+    return path

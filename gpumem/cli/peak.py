@@ -67,7 +67,7 @@ def show_peak(
     if as_json:
         print_json({**found.as_dict(), "allowed_bytes": min(allowed, default=None)})
     else:
-        stdout().print(pairs(_rows(found)))
+        stdout().print(pairs(rows_of(found)))
     if over <= 0:
         return 0
     click.echo(
@@ -88,7 +88,8 @@ def _tolerated(text: str, baseline: int) -> int:
         ) from None
 
 
-def _rows(found: Peak) -> dict[str, str]:
+def rows_of(found: Peak) -> dict[str, str]:
+    """Return the lines that describe a peak, by their names."""
     rows = {
         "peak": f"{format_size(found.live_bytes)} live at {found.time_us / 1e6:.3f} s"
         + (f" in {found.phase}" if found.phase else ""),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +11,9 @@ from rich.console import Console
 
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, visible
-from gpumem.cli.arguments import size, within
-from gpumem.cli.output import json_option, present, progress, table
+from gpumem.cli.arguments import size, within, writable
+from gpumem.cli.output import json_option, pairs, present, progress, table
+from gpumem.cli.peak import rows_of
 from gpumem.prediction import ALLOCATORS, PredictedRun, Prediction, gpus, predict_script
 
 FAILED = 1
@@ -63,6 +65,14 @@ _MAX_READS = 8  # in the text; --json has all
     metavar="SECONDS",
     help="Time after which a run of the script is ended.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    callback=writable,
+    help="Write the recording of a run there, for gpumem report, peak and replay.",
+)
 @json_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.Path())
@@ -72,6 +82,7 @@ def predict(
     steps: int,
     allocators: tuple[str, ...],
     time_limit: float,
+    output: Path | None,
     as_json: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -90,6 +101,7 @@ def predict(
             steps=steps,
             allocators=allocators,
             seconds=time_limit,
+            output=output,
         )
     present(_facts(prediction), as_json, lambda console, _: _show(console, prediction))
     fits = prediction.fits(allocators[0])
@@ -101,7 +113,8 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         name: asdict(run) | {"fits": prediction.fits(name), "room": prediction.room(name)}
         for name, run in prediction.runs.items()
     }
-    return asdict(prediction) | {"runs": runs}
+    peak = prediction.peak.as_dict() if prediction.peak else None
+    return asdict(replace(prediction, peak=None)) | {"runs": runs, "peak": peak}
 
 
 def _show(console: Console, prediction: Prediction) -> None:
@@ -114,15 +127,18 @@ def _show(console: Console, prediction: Prediction) -> None:
     rows = table("allocator", "live peak", "reserved peak", "")
     for name, run in prediction.runs.items():
         sizes = map(format_size, (run.live, run.reserved))
-        rows.add_row(_TITLES[name], *sizes, _verdict(prediction, run))
+        title = _TITLES[name] + (", in its pools" if run.mode == "pool" else "")
+        rows.add_row(title, *sizes, _verdict(prediction, run))
     console.print(rows)
+    if prediction.peak:
+        console.print(pairs(rows_of(prediction.peak)))
     console.print(f"besides: {format_size(gpu.context)} for the process's context, an estimate")
     if not gpu.compared:
         console.print("no prediction for this GPU was compared with a run on it")
     if prediction.unknown:
         names = ", ".join(prediction.unknown)
         console.print(f"unknown functions of this PyTorch, which fail if they are called: {names}")
-    for line in _notices(first):
+    for line in dict.fromkeys(line for run in prediction.runs.values() for line in _notices(run)):
         console.print(visible(line))
     failed = next((run for run in prediction.runs.values() if run.end == "failed"), None)
     for line in failed.output.splitlines()[-_LINES_OF_OUTPUT:] if failed else ():
@@ -136,7 +152,9 @@ def _verdict(prediction: Prediction, run: PredictedRun) -> str:
     if run.end != "memory":
         return f"fits; {format_size(room)} remain"
     lack = f"{format_size(-room)} too much" if room < 0 else "the allocator's memory is in pieces"
-    return f"does not fit: out of memory at {run.line}, {lack}"
+    phase = prediction.peak.phase if prediction.peak else ""
+    during = f"peak in {phase}, " if phase else ""
+    return f"does not fit: {during}{lack}; out of memory at {run.line}"
 
 
 def _notices(run: PredictedRun) -> list[str]:

@@ -11,20 +11,8 @@ from pathlib import Path
 import click
 
 from gpumem._support.arguments import is_same_file
-from gpumem._support.files import require_writable
-from gpumem.cli.arguments import FiniteRange, size, within
+from gpumem.cli.arguments import FiniteRange, size, within, writable
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
-
-
-def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path | None:
-    """Check that a page can be written, before the program runs."""
-    if page is None:
-        return None
-    try:
-        require_writable(page)
-    except OSError as error:
-        raise click.BadParameter(f"{page} cannot be written: {error.strerror}") from None
-    return page
 
 
 @click.command(
@@ -41,7 +29,7 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PAGE",
-    callback=_writable,
+    callback=writable,
     help="Write a page about the run; each process adds itself when it ends.",
 )
 @click.option(

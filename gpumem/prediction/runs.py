@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpumem._support.arguments import require_each
-from gpumem.errors import ConfigError
+from gpumem._support.arguments import is_same_file, require_each
+from gpumem.errors import ConfigError, TraceError
 from gpumem.prediction import pytorch
 from gpumem.prediction.gpus import Gpu, gpu
+from gpumem.report import Peak, peak
 
 ALLOCATORS = ("default", "expandable", "gpumem")
 """PyTorch's allocator, the same with expandable segments, and gpumem in its place."""
@@ -64,6 +65,8 @@ class PredictedRun:
         Functions without a result: name, line, operator and number of calls.
     assumed : list of str
         Values that a GPU may have otherwise.
+    mode : str
+        Of a run with gpumem: that of `gpumem.integrations.torch.enable`.
     output : str
         The script's output.
     """
@@ -80,6 +83,7 @@ class PredictedRun:
     reads: Sequence[Any] = ()
     refused: Sequence[Any] = ()
     assumed: Sequence[str] = ()
+    mode: str = ""
     output: str = ""
 
     @property
@@ -102,6 +106,9 @@ class Prediction:
         needs one fails.
     runs : dict
         A `PredictedRun` for each allocator.
+    peak : gpumem.observe.Peak or None
+        The live peak of the recorded run, by phase, category and line: the run with gpumem if there
+        is one, else the first. Without a limit, if that ran out of memory.
     """
 
     gpu: Gpu
@@ -109,6 +116,7 @@ class Prediction:
     cuda: str
     unknown: list[str]
     runs: dict[str, PredictedRun]
+    peak: Peak | None
 
     def room(self, allocator: str) -> int:
         """Return the bytes that remain of the GPU's memory; negative: that it lacks."""
@@ -128,6 +136,8 @@ class _Task(NamedTuple):
     steps: int
     cuda: str
     seconds: float
+    recorded: str
+    recording: str
 
 
 def predict_script(
@@ -138,6 +148,7 @@ def predict_script(
     steps: int = 3,
     allocators: Sequence[str] = ALLOCATORS,
     seconds: float = 600,
+    output: str | os.PathLike[str] | None = None,
 ) -> Prediction:
     """Predict the memory of a script.
 
@@ -155,6 +166,10 @@ def predict_script(
         Some of `ALLOCATORS`; a process runs the script for each, all at once.
     seconds : float
         Time after which a run is ended.
+    output : str or path, optional
+        File for the recording of a run, for `gpumem.observe.write_report` and the command line. It
+        is a file of `gpumem.observe.record` or, without gpumem in place of PyTorch's allocator, a
+        memory snapshot of PyTorch.
 
     Raises
     ------
@@ -173,19 +188,28 @@ def predict_script(
         raise ConfigError(f"invalid script {command[:1]}: expected a file")
     if steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
+    if output is not None and is_same_file(output, command):
+        raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
     installed = pytorch.require()
     target = _gpu(gpu, memory)
-    task = _Task(tuple(command), target, steps, installed.cuda, seconds)
-    runs = _run(allocators, task)
-    short = [name for name, run in runs.items() if run.end == "memory"]
-    if short:  # once more without a limit, to see how much is lacking
-        ample = replace(target, memory_mib=_AMPLE * target.memory_mib)
-        for name, run in _run(short, task._replace(gpu=ample)).items():
-            found = run if run.is_complete else runs[name]
-            line, reason = runs[name].line, runs[name].reason
-            runs[name] = replace(found, end="memory", line=line, reason=reason)
+    recorded = "gpumem" if "gpumem" in allocators else allocators[0]
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        recording = os.path.abspath(output or os.path.join(folder, Path(command[0]).stem))
+        cuda = installed.cuda
+        task = _Task(tuple(command), target, steps, cuda, seconds, recorded, recording)
+        runs = _run(allocators, task)
+        short = [name for name, run in runs.items() if run.end == "memory"]
+        if short:  # once more without a limit, to see how much is lacking
+            ample = replace(target, memory_mib=_AMPLE * target.memory_mib)
+            for name, run in _run(short, task._replace(gpu=ample)).items():
+                found = run if run.is_complete else runs[name]
+                line, reason = runs[name].line, runs[name].reason
+                runs[name] = replace(found, end="memory", line=line, reason=reason)
+        highest = None
+        with contextlib.suppress(TraceError):  # it ended before it had allocated
+            highest = peak(recording)
     unknown = pytorch.unknown_functions(installed.folder, library())
-    return Prediction(target, installed.version, installed.cuda, unknown, runs)
+    return Prediction(target, installed.version, cuda, unknown, runs, highest)
 
 
 _gpu = gpu  # `predict_script` has a parameter of that name
@@ -226,6 +250,8 @@ def _run(allocators: Sequence[str], task: _Task) -> dict[str, PredictedRun]:
             "steps": task.steps,
             "command": list(task.command),
             "folder": name,
+            "recorded": task.recorded,
+            "recording": task.recording,
         }
         with (folder / "output").open("wb") as output:
             child = subprocess.Popen(

@@ -11,6 +11,8 @@ from gpumem.errors import GpumemError
 from gpumem.prediction import predict_script
 from gpumem.prediction.pytorch import require, symbols, unknown_functions
 from gpumem.prediction.runs import library
+from gpumem.report import write_report
+from gpumem.traces import load_trace
 
 MIB = 1 << 20
 
@@ -21,6 +23,13 @@ def _needs_pytorch():
         require()
     except GpumemError as error:
         pytest.skip(str(error))
+
+
+def _require_gpumem_beneath_pytorch():
+    if require().version.startswith("2.10."):
+        pytest.skip("gpumem needs PyTorch 2.11 or later")
+    if shutil.which("g++") is None:
+        pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
 
 
 @pytest.fixture
@@ -74,14 +83,53 @@ def test_training_is_stopped_after_the_steps_with_each_allocator(predicted):
 
 
 def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
-    if require().version.startswith("2.10."):
-        pytest.skip("gpumem needs PyTorch 2.11 or later")
-    if shutil.which("g++") is None:
-        pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
+    _require_gpumem_beneath_pytorch()
     found = predicted(TRAINING, allocators=("default", "gpumem"))
     ours = found.runs["gpumem"]
     assert (ours.end, ours.live) == ("steps", found.runs["default"].live), ours.output
     assert ours.live <= ours.reserved < 1.1 * ours.live
+
+
+@pytest.fixture(params=["compiler", "no compiler"])
+def compiler(request, tmp_path, monkeypatch):
+    """Let gpumem's allocator be compiled, or let there be no compiler and nothing compiled."""
+    if request.param == "compiler":
+        _require_gpumem_beneath_pytorch()
+        return True
+    if require().version.startswith("2.10."):
+        pytest.skip("gpumem needs PyTorch 2.11 or later")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    return False
+
+
+def test_peak_has_phase_categories_and_lines_and_its_recording_can_be_read(
+    predicted, tmp_path, compiler
+):
+    output = tmp_path / "recording"
+    found = predicted(TRAINING, allocators=("default", "gpumem"), output=output)
+    run = found.runs["gpumem"]
+    assert run.mode == ("full" if compiler else "pool"), run.output
+    assert compiler or "no C++ compiler" in run.assumed[0]
+    assert found.peak.live_bytes == run.live == found.runs["default"].live
+    assert found.peak.phase.lower().startswith("optimizer")
+    nbytes = {each.name: each.nbytes for each in found.peak.groups["category"]}
+    weights = 4 * (1024 * 1024 + 1024)
+    assert nbytes["parameters"] == nbytes["gradients"] == weights
+    assert nbytes["optimizer state"] == 2 * weights
+    assert any("train.py:2" in each.name for each in found.peak.groups["stack"])
+    assert load_trace(output).peak_requested == run.live
+    report = write_report(output, tmp_path / "page.html")
+    assert report.peak_live_bytes == run.live
+    assert {"recorded", "replayed"} <= {each["how"] for each in report.policies}
+
+
+def test_run_without_gpumem_is_recorded_by_pytorch(predicted):
+    found = predicted(TRAINING, allocators=("expandable", "default"))
+    assert found.peak.live_bytes == found.runs["expandable"].live
+    assert found.peak.phase.lower().startswith("optimizer")
 
 
 def test_script_that_does_not_fit_says_where_and_how_much_it_lacks(predicted):
@@ -322,7 +370,7 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
     facts = json.loads(fits.stdout)
     assert facts["runs"]["default"]["fits"] is True
     lacks = python(*command, "--memory", "1GiB", path, status=3)
-    assert "does not fit: out of memory at train.py:2, 1.5 GiB too much" in lacks.stdout
+    assert "does not fit: 1.5 GiB too much; out of memory at train.py:2" in lacks.stdout
     assert "train.py:2: 0 stands in for 4 bytes" in lacks.stdout
     path.write_text("import torch\ntorch.ones(3, device='cuda').nonzero()")
     stops = python(*command, path, status=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import runpy
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .callers import Callers
@@ -43,6 +46,8 @@ class ScriptRun:
         self.steps: Counter[int] = Counter()  # by optimizer
         self.times: list[float] = []
         self.peaks: dict[int, tuple[int, int]] = {}  # live and reserved, before resets
+        self.mode = ""  # of gpumem beneath PyTorch
+        self.stop_recording: Callable[[], object] | None = None
         self.listener = Listener(self.note)
         library.null_listen(self.listener)
 
@@ -91,9 +96,8 @@ class ScriptRun:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         if self.allocator == "gpumem":
-            from gpumem.integrations import torch as gpumem_torch
-
-            gpumem_torch.enable(mode="full")
+            self.enable_gpumem()
+            self.record()
         register_optimizer_step_post_hook(self.after_step)
         reset = torch._C._cuda_resetPeakMemoryStats
         initialize = torch._C._cuda_init
@@ -111,9 +115,34 @@ class ScriptRun:
             if settings and self.allocator != "gpumem":
                 torch.cuda.memory._set_allocator_settings(settings)
             initialize()
+            self.record()
 
         torch._C._cuda_resetPeakMemoryStats = keep_and_reset
         torch._C._cuda_init = set_and_initialize
+
+    def enable_gpumem(self) -> None:
+        """Put gpumem beneath PyTorch, in place of its allocator where that can be compiled."""
+        from gpumem.integrations import torch as gpumem_torch
+
+        gpumem_torch.record_phases()
+        with warnings.catch_warnings(record=True, action="always") as found:
+            gpumem_torch.enable()
+        self.assumed.update(str(each.message) for each in found)
+        self.mode = gpumem_torch.status().mode or ""
+
+    def record(self) -> None:
+        """Begin to record, by the allocator that knows the blocks; above pools it is PyTorch's."""
+        if self.order["recorded"] != self.allocator or self.stop_recording:
+            return
+        if self.mode == "full":
+            from gpumem import observe
+
+            recording = observe.record(path=self.order["recording"], stacks=True)
+            self.stop_recording = recording.stop
+            return
+        memory = sys.modules["torch"].cuda.memory
+        memory._record_memory_history(context="alloc", stacks="python")
+        self.stop_recording = functools.partial(memory._dump_snapshot, self.order["recording"])
 
     def run(self) -> NoReturn:
         """Run the script to its end, or to the end of the run, and answer."""
@@ -148,6 +177,8 @@ class ScriptRun:
         """Write the answer and end the process, without its exit handlers."""
         self.library.null_listen(None)
         self.keep_peaks()
+        if self.stop_recording:
+            self.stop_recording()
         live = max((live for live, _ in self.peaks.values()), default=0)
         if not live and end in ("script", "steps"):
             reason = (
@@ -166,6 +197,7 @@ class ScriptRun:
             "reads": [[*key, count] for key, count in self.reads.most_common()],
             "refused": [[*key, count] for key, count in self.refused.most_common()],
             "assumed": list(self.assumed),
+            "mode": self.mode,
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }
         sys.stdout.flush()
