@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 
 F = TypeVar("F", bound=Mapping[str, Any])
@@ -34,6 +36,16 @@ def notice(text: str) -> None:
     """Print a line about facts that a file lacks, if there are any, on stderr."""
     if text:
         click.echo(f"notice: {visible(text)}", err=True)
+
+
+def without_folders(name: str) -> str:
+    """Return the name of an owner or a stack with its files' names alone."""
+    return re.sub(r"\([^()]*/([^/()]+)\)", r"(\1)", name)
+
+
+def signed_size(nbytes: int) -> str:
+    """Return a difference of bytes as text, with its sign."""
+    return ("+" if nbytes > 0 else "-" if nbytes < 0 else "") + format_size(abs(nbytes))
 
 
 def present(facts: F, as_json: bool, show: Callable[[Console, F], None]) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from gpumem._support.sizes import format_size, parse_size
 from gpumem._support.texts import counted
 from gpumem.cli.arguments import complete_trace, rule_option, size, within
-from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout
+from gpumem.cli.output import (
+    json_option,
+    notice,
+    pairs,
+    print_json,
+    progress,
+    signed_size,
+    stdout,
+    without_folders,
+)
 from gpumem.errors import ConfigError
-from gpumem.report import Peak, peak
+from gpumem.report import Change, Peak, peak
 
 TOO_MUCH = 3
 _STACKS = 5
+_GROWN = 3
 _FRAMES = 3
 
 
@@ -57,17 +69,20 @@ def show_peak(
     compare live bytes, as requested.
     """
     allowed = [] if limit is None else [limit]
+    changes: tuple[Change, ...] = ()
     with progress(f"reading {file}"):
         found = peak(file, device=device, rules=rules)
         if baseline is not None:
-            before = peak(baseline, device=device).live_bytes
-            allowed.append(before + _tolerated(tolerance, before))
+            before = peak(baseline, device=device)
+            allowed.append(before.live_bytes + _tolerated(tolerance, before.live_bytes))
+            changes = before.diff(found)
     over = max((found.live_bytes - each for each in allowed), default=0)
     notice(found.notice)
     if as_json:
-        print_json({**found.as_dict(), "allowed_bytes": min(allowed, default=None)})
+        more = {"changes": [each.as_dict() for each in changes]} if baseline else {}
+        print_json({**found.as_dict(), "allowed_bytes": min(allowed, default=None), **more})
     else:
-        stdout().print(pairs(rows_of(found)))
+        stdout().print(pairs(rows_of(found, changes)))
     if over <= 0:
         return 0
     click.echo(
@@ -88,8 +103,8 @@ def _tolerated(text: str, baseline: int) -> int:
         ) from None
 
 
-def rows_of(found: Peak) -> dict[str, str]:
-    """Return the lines that describe a peak, by their names."""
+def rows_of(found: Peak, changes: Sequence[Change] = ()) -> dict[str, str]:
+    """Return the lines that describe a peak, and the largest growths of a comparison, by names."""
     rows = {
         "peak": f"{format_size(found.live_bytes)} live at {found.time_us / 1e6:.3f} s"
         + (f" in {found.phase}" if found.phase else ""),
@@ -99,17 +114,22 @@ def rows_of(found: Peak) -> dict[str, str]:
     }
     for by, most in (("category", None), ("rule", None), ("owner", _STACKS)):
         if groups := found.groups.get(by):
-            named = (f"{each.name} {format_size(each.nbytes)}" for each in groups[:most])
+            named = (f"{_short(each.name)} {format_size(each.nbytes)}" for each in groups[:most])
             rows[by] = ", ".join(named)
     for number, each in enumerate(found.groups.get("stack", ())[:_STACKS], 1):
-        frames = " < ".join(each.name.split(" < ")[:_FRAMES])
         blocks = counted(each.blocks, "block")
-        rows[f"stack {number}"] = f"{format_size(each.nbytes)} in {blocks}: {frames}"
+        rows[f"stack {number}"] = f"{format_size(each.nbytes)} in {blocks}: {_short(each.name)}"
+    for number, change in enumerate([each for each in changes if each.grown > 0][:_GROWN], 1):
+        rows[f"grown {number}"] = f"{signed_size(change.grown)} of {_short(change.name)}"
     if found.refused:
         last = found.refused[-1]
-        of = f" of {last.owner}" if last.owner else ""
+        of = f" of {_short(last.owner)}" if last.owner else ""
         limit = f", limit {last.limit_name} {format_size(last.limit)}" if last.limit else ""
         rows["refused"] = f"{len(found.refused):,}, the last {format_size(last.nbytes)}{of}{limit}"
         if last.advice:
             rows["advice"] = last.advice
     return rows
+
+
+def _short(name: str) -> str:
+    return without_folders(" < ".join(name.split(" < ")[:_FRAMES]))

@@ -9,8 +9,20 @@ import click
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
 from gpumem.cli.arguments import complete_trace, rule_option, within
-from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
+from gpumem.cli.output import (
+    json_option,
+    notice,
+    pairs,
+    print_json,
+    progress,
+    signed_size,
+    stdout,
+    table,
+    without_folders,
+)
 from gpumem.report import Change, Report, write_report
+
+_CHANGES = 10  # at most so many that grew, and that shrank
 
 
 @click.command(short_help="Make a page of recordings, traces or memory snapshots.")
@@ -103,10 +115,17 @@ def _show(made: Report) -> None:
 
 
 def _show_changes(made: Report) -> None:
-    before, after = made.runs[0], made.runs[-1]
+    before, after = made.compared
     rows = table("at the peaks", before.name, after.name, "grown", numbers=3)
     peaks = Change("all", before.peak_live_bytes, after.peak_live_bytes)
-    for each in (peaks, *made.changes):
-        grown = ("+" if each.grown > 0 else "-") + format_size(abs(each.grown))
-        rows.add_row(each.name, format_size(each.before), format_size(each.after), grown)
+    left_out = made.changes[_CHANGES:-_CHANGES]
+    for each in (peaks, *(change for change in made.changes if change not in left_out)):
+        name = without_folders(each.name)
+        rows.add_row(
+            name, format_size(each.before), format_size(each.after), signed_size(each.grown)
+        )
     stdout().print(rows)
+    if left_out:
+        stdout().print(f"{counted(len(left_out), 'smaller change')} not shown; --json has all")
+    if peaks.grown and not made.changes:
+        notice("the files have neither stacks nor owners to compare, which would say what grew")

@@ -58,6 +58,8 @@ class Report(Figures):
     changes : tuple of Change
         Of two or more files, what has more or fewer bytes at the peak of the second than at that of
         the first; see `Peak.diff`.
+    compared : tuple of Figures
+        The two runs that `changes` compares: the busiest memory of either file.
     name : str
         Name of the run that the page shows first: the busiest memory of the first file. This and
         all other fields are those of `Figures`; `policies` are of the same run.
@@ -78,6 +80,7 @@ class Report(Figures):
     notice: str = ""
     runs: tuple[Figures, ...] = ()
     changes: tuple[Change, ...] = ()
+    compared: tuple[Figures, ...] = ()
 
     def __repr__(self) -> str:
         return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
@@ -217,15 +220,19 @@ def write_report(
     }
     text = page.page(title or _title(first, names), VERSION, facts)
     written = page.write_page(target, text)
-    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
+    figures = {
+        id(trace): figures_of(trace, blocks_of(trace), label if len(runs) > 1 else "")
+        for trace, label in runs
+    }
     return Report(
         path=target,
         nbytes=written,
         policies=tuple(each.as_dict() for each in served),
         notice=notice_of_runs(*zip(*runs, strict=True)),
-        runs=figures,
+        runs=tuple(figures.values()),
         changes=changes,
-        **vars(figures[shown]),
+        compared=tuple(figures[id(busiest(traces))] for traces in found[:2]) if peaks[1:] else (),
+        **vars(figures[id(first)]),
     )
 
 

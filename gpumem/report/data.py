@@ -37,7 +37,7 @@ class Figures:
     Attributes
     ----------
     name : str
-        Name of the trace.
+        Name of the trace, or of one of several runs.
     events, allocations, streams : int
         Number of each. An event is an allocation or a free, as the page counts them: a request
         for a free, which some traces also hold, is not one, nor is a block of 0 bytes.
@@ -63,10 +63,10 @@ class Figures:
     lost_events: int
 
 
-def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
+def figures_of(trace: Trace, blocks: BlockTable, label: str = "") -> Figures:
     """Compute the main figures of a trace."""
     return Figures(
-        name=trace.name,
+        name=label or trace.name,
         events=len(blocks.moving),
         allocations=trace.allocs,
         streams=trace.streams,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -132,15 +133,27 @@ class Peak:
         -------
         tuple of Change
             Of every call stack, or of every owner if a run lacks stacks, that has more or fewer
-            bytes in `later`; those with the largest growth first, those that shrank last.
+            bytes in `later`; those with the largest growth first, those that shrank last. Stacks
+            of one run alone that differ only in line numbers are one, and named without them: an
+            edit of a program moves its lines.
         """
         require("later", later, Peak, "a Peak")
         by = next((each for each in _SITES if each in self.groups and each in later.groups), "")
-        before = {each.name: each.nbytes for each in self.groups.get(by, ())}
-        after = {each.name: each.nbytes for each in later.groups.get(by, ())}
-        names = dict.fromkeys([*before, *after])
-        changes = (Change(name, before.get(name, 0), after.get(name, 0)) for name in names)
+        groups = [peak.groups.get(by, ()) for peak in (self, later)]
+        before, after = ({each.name for each in found} for found in groups)
+        moved = {*map(_without_lines, before - after)} & {*map(_without_lines, after - before)}
+        sums: dict[str, list[int]] = {}
+        for number, found in enumerate(groups):
+            for name, nbytes, _ in found:
+                place = _without_lines(name)
+                site = place if place in moved and name not in before & after else name
+                sums.setdefault(site, [0, 0])[number] += nbytes
+        changes = (Change(name, *both) for name, both in sums.items())
         return tuple(sorted((each for each in changes if each.grown), key=lambda c: -c.grown))
+
+
+def _without_lines(name: str) -> str:
+    return re.sub(r":\d+\)", ")", name)
 
 
 def peak(

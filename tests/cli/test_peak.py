@@ -1,9 +1,13 @@
 """``gpumem peak``, and ``gpumem report --diff``."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
+
+import gpumem
+from gpumem import observe
 
 MIB = 1 << 20
 
@@ -75,6 +79,57 @@ def test_report_prints_the_growth_of_two_files(gpumem_command, run, tmp_path):
     code, out, err = gpumem_command("report", run, "--diff", "-o", page)
     assert (code, out) == (2, "")
     assert "2 files" in err
+
+
+def recorded(path, kept):
+    arena = gpumem.Arena("host")
+    with observe.record(path=path, stacks=True):
+        blocks = [arena.allocate(MIB) for _ in range(kept)]
+    del blocks
+    return path
+
+
+def snapshot(path, *devices):
+    """Write a snapshot of PyTorch with a block of each of these sizes, on devices of their own."""
+    traces = [
+        [{"action": "alloc", "addr": 4096, "size": size, "stream": 0, "time_us": 1,
+          "frames": [{"filename": "/job/train.py", "line": 3, "name": "load"}]}]
+        for size in devices
+    ]  # fmt: skip
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
+    return path
+
+
+def test_growth_is_that_of_the_busiest_memories_under_the_names_of_both(gpumem_command, tmp_path):
+    before = snapshot(tmp_path / "a" / "run.pickle", 3 * MIB, MIB)
+    after = snapshot(tmp_path / "b" / "run.pickle", 5 * MIB, 2 * MIB)
+    page = tmp_path / "page.html"
+    code, out, _ = gpumem_command("report", before, after, "--diff", "-o", page)
+    rows = [line.split() for line in out.splitlines() if line.strip()]
+    assert code == 0
+    assert rows[0][3:] == ["a/run,", "device", "0", "b/run,", "device", "0", "grown"]
+    assert rows[2] == ["all", "3.0", "MiB", "5.0", "MiB", "+2.0", "MiB"]
+    assert rows[3] == ["load", "(train.py:3)", *rows[2][1:]]
+    _, out, _ = gpumem_command("report", after, after, "--diff", "-o", page)
+    assert out.split()[-2:] == ["0", "B"]
+
+
+def test_peak_above_a_baseline_says_what_grew(gpumem_command, tmp_path):
+    before = recorded(tmp_path / "before.events", 3)
+    after = recorded(tmp_path / "after.events", 5)
+    code, out, _ = gpumem_command("peak", after, "--baseline", before)
+    (grown,) = (line for line in out.splitlines() if line.startswith("grown"))
+    assert code == 3
+    assert "+2.0 MiB of " in grown
+    _, out, _ = gpumem_command("peak", after, "--baseline", before, "--json")
+    assert [change["grown"] for change in json.loads(out)["changes"]] == [2 * MIB]
+
+
+def test_diff_of_files_without_stacks_says_so(gpumem_command, run, tmp_path):
+    other = trace_file(tmp_path / "other.npz", 30 * MIB)
+    _, _, err = gpumem_command("report", other, run, "--diff", "-o", tmp_path / "page.html")
+    assert "neither stacks nor owners" in err
 
 
 def test_files_of_one_name_are_told_apart(gpumem_command, tmp_path):

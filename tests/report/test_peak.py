@@ -55,6 +55,19 @@ def test_peaks_are_compared_by_stack_in_both_directions(tmp_path):
     assert before.diff(before) == ()
 
 
+def test_lines_that_an_edit_moved_are_the_same_sites():
+    before = told_run()
+    stacks = tuple(
+        tuple((file, line + (file == "/job/model.py"), name) for file, line, name in stack)
+        for stack in before.details.stacks
+    )
+    after = told_run(more=MIB)
+    after = replace(after, details=replace(after.details, stacks=stacks))
+    (change,) = peak(before).diff(peak(after))
+    assert change[1:] == (2 * MIB, 3 * MIB)
+    assert change.name.startswith("forward (/job/model.py) < main")
+
+
 def test_peaks_without_stacks_are_compared_by_owner():
     before, after = (
         replace(run, details=replace(run.details, stack=None, stacks=()))
