@@ -44,7 +44,9 @@ def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count
     return done.stdout
 
 
-def environment(folder: Path, *paths: Path, name: str = "h200", cuda: str = "13.0") -> dict[str, str]:
+def environment(
+    folder: Path, *paths: Path, name: str = "h200", cuda: str = "13.0"
+) -> dict[str, str]:
     """Return variables for processes that load the null CUDA as Python starts.
 
     Libraries that look for the driver by its name find it in `folder`; `paths` are importable.

@@ -9,7 +9,7 @@ from helpers.child import program
 from prediction.null_cuda import environment
 
 from gpumem.errors import GpumemError
-from gpumem.prediction import ALLOCATORS, predict_script
+from gpumem.prediction import predict_script
 from gpumem.prediction.pytorch import require
 
 ROOT = Path(__file__).resolve().parents[2]
