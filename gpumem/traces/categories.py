@@ -37,8 +37,10 @@ KINDS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"\bforward\b", r"\bbackward\b", r"\boptimizer\b(?!.*zero.grad)")
 )
-# PyTorch allocates one for each handle of cuBLAS, and keeps it.
+# PyTorch allocates one for each handle of cuBLAS, and keeps it. In PyTorch 2.11 linear layers that add
+# a bias have another one, of cuBLASLt.
 _CUBLAS_NBYTES = (8_519_680, 33_554_432)
+_CUBLASLT_NBYTES = 1 << 20
 # Lines of PyTorch and of Transformers that allocate for one purpose.
 _SENDERS = re.compile(r"/torch/(distributed|nn/parallel)/")
 _MODULES = re.compile(
@@ -189,9 +191,12 @@ def _is_workspace(
 ) -> NDArray[np.bool_]:
     """Mark the first block of cuBLAS' sizes that stays, of each pass."""
     found = np.zeros(stays.size, np.bool_)
-    fits = stays & np.isin(size, _CUBLAS_NBYTES)
-    for inside in (in_forward, in_backward):
-        found[np.flatnonzero(fits & (inside >= 0))[:1]] = True
+    of_cublas = stays & np.isin(size, _CUBLAS_NBYTES)
+    of_layers = stays & (size == _CUBLASLT_NBYTES) & (in_forward >= 0)
+    again = in_backward >= 0
+    passes = of_cublas & (in_forward >= 0), of_cublas & again, of_layers & ~again, of_layers & again
+    for fits in passes:
+        found[np.flatnonzero(fits)[:1]] = True
     return found
 
 

@@ -104,6 +104,12 @@ def test_the_first_block_of_cublas_size_that_stays_is_its_workspace() -> None:
     assert told(step, 8_519_680) == "workspaces, outputs, workspaces, gradients"
 
 
+def test_the_first_block_of_cublaslt_size_that_a_forward_pass_keeps_is_its_workspace() -> None:
+    step = "(forward +c +d )forward (backward +g (forward +e +f )forward +h )backward"
+    expected = "workspaces, outputs, gradients, workspaces, gradients, gradients"
+    assert told(step, 1 << 20) == expected
+
+
 def test_lines_of_pytorch_for_several_processes_allocate_for_communication() -> None:
     assert told("(forward !buckets +a )forward") == "communication, outputs"
 
