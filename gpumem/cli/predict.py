@@ -14,7 +14,7 @@ from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within, writable
 from gpumem.cli.output import json_option, pairs, present, progress, table
 from gpumem.cli.peak import rows_of
-from gpumem.prediction import ALLOCATORS, PredictedRun, Prediction, gpus, predict_script
+from gpumem.prediction import ALLOCATORS, STEPS, PredictedRun, Prediction, gpus, predict_script
 
 FAILED = 1
 DOES_NOT_FIT = 3
@@ -43,10 +43,16 @@ _MAX_READS = 8  # in the text; --json has all
 @click.option(
     "--steps",
     type=within("number", click.IntRange(1)),
-    default=3,
-    show_default=True,
     metavar="N",
-    help="Optimizer steps after which the script is stopped.",
+    help=f"Optimizer steps after which the script is stopped; by default {STEPS}, or none with "
+    "--until.",
+)
+@click.option(
+    "--until",
+    metavar="FILE:LINE|FUNCTION",
+    default="",
+    help="Stop the script before this line, such as train.py:120, or where a function begins, such "
+    "as evaluate or Trainer.evaluate.",
 )
 @click.option(
     "--allocator",
@@ -79,7 +85,8 @@ _MAX_READS = 8  # in the text; --json has all
 def predict(
     gpu: str,
     memory: int | None,
-    steps: int,
+    steps: int | None,
+    until: str,
     allocators: tuple[str, ...],
     time_limit: float,
     output: Path | None,
@@ -90,8 +97,8 @@ def predict(
     """Predict the memory that SCRIPT would need on a GPU; needs none, and no driver.
 
     The script runs unmodified, once with each allocator, over a CUDA that computes nothing, until
-    its optimizer has stepped N times. It needs Linux and PyTorch's CUDA build. Exit status: 0 it
-    fits, 3 it does not, 1 it cannot be predicted.
+    its optimizer has stepped N times, or up to a line, or to its end. It needs Linux and PyTorch's
+    CUDA build. Exit status: 0 it fits, 3 it does not, 1 it cannot be predicted.
     """
     with progress(f"running {script}"):
         prediction = predict_script(
@@ -99,6 +106,7 @@ def predict(
             gpu=gpu,
             memory=memory,
             steps=steps,
+            until=until,
             allocators=allocators,
             seconds=time_limit,
             output=output,
@@ -132,7 +140,12 @@ def _show(console: Console, prediction: Prediction) -> None:
     console.print(rows)
     if prediction.peak:
         console.print(pairs(rows_of(prediction.peak)))
-    console.print(f"besides: {format_size(gpu.context)} for the process's context, an estimate")
+    rows = table("constant", "", "")
+    for each in prediction.constants():
+        where = "in the peaks" if each.inside else "besides the peaks"
+        size = "unknown" if each.nbytes is None else format_size(each.nbytes)
+        rows.add_row(each.name, size, f"{where}; {each.source}")
+    console.print(rows)
     if not gpu.compared:
         console.print("no prediction for this GPU was compared with a run on it")
     if prediction.unknown:

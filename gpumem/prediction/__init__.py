@@ -16,6 +16,13 @@ Examples
 """
 
 from gpumem.prediction.gpus import Gpu
-from gpumem.prediction.runs import ALLOCATORS, PredictedRun, Prediction, predict_script
+from gpumem.prediction.runs import (
+    ALLOCATORS,
+    STEPS,
+    Constant,
+    PredictedRun,
+    Prediction,
+    predict_script,
+)
 
-__all__ = ["ALLOCATORS", "Gpu", "PredictedRun", "Prediction", "predict_script"]
+__all__ = ["ALLOCATORS", "STEPS", "Constant", "Gpu", "PredictedRun", "Prediction", "predict_script"]

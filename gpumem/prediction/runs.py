@@ -23,6 +23,9 @@ from gpumem.report import Peak, peak
 ALLOCATORS = ("default", "expandable", "gpumem")
 """PyTorch's allocator, the same with expandable segments, and gpumem in its place."""
 
+STEPS = 3
+"""Optimizer steps after which a script is stopped, by default."""
+
 _CHILD = Path(__file__).with_name("child")
 _AMPLE = 16  # times the GPU's memory, to see how much a script lacks
 
@@ -46,10 +49,11 @@ class PredictedRun:
     allocator : str
         One of `ALLOCATORS`.
     end : str
-        Why it ended: "script" to its end, "steps" after the last step, "memory" out of memory,
-        "stopped" where it cannot be predicted, "time" at the time limit, "failed" by an error.
+        Why it ended: "script" to its end, "steps" after the last step, "until" at a line or
+        function that was asked for, "memory" out of memory, "stopped" where it cannot be predicted,
+        "time" at the time limit, "failed" by an error.
     line, reason : str
-        Of an end other than "script" and "steps".
+        Of an end other than "script", "steps" and "until".
     steps : int
         Optimizer steps.
     seconds : float or None
@@ -89,7 +93,27 @@ class PredictedRun:
     @property
     def is_complete(self) -> bool:
         """Whether the figures are those of the steps that were asked for."""
-        return self.end in ("script", "steps", "memory")
+        return self.end in ("script", "steps", "until", "memory")
+
+
+class Constant(NamedTuple):
+    """Memory that libraries use, whatever the script does.
+
+    Attributes
+    ----------
+    name : str
+    nbytes : int or None
+        None: it is not known.
+    inside : bool
+        Whether the peaks have it.
+    source : str
+        How it is known.
+    """
+
+    name: str
+    nbytes: int | None
+    inside: bool
+    source: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,21 @@ class Prediction:
     runs: dict[str, PredictedRun]
     peak: Peak | None
 
+    def constants(self) -> list[Constant]:
+        """Return the memory of libraries, within the peaks and besides them."""
+        source = "an estimate of the context and of loaded kernels"
+        found = [Constant("CUDA", self.gpu.context, False, source)]
+        workspaces = [] if self.peak is None else self.peak.groups.get("category", ())
+        source = "PyTorch's own size for this GPU, for each thread and stream"
+        found += [
+            Constant("cuBLAS", each.nbytes, True, source)
+            for each in workspaces
+            if each.name == "workspaces"
+        ]
+        if any("NCCL" in text for run in self.runs.values() for text in run.assumed):
+            found.append(Constant("NCCL", None, False, "it grows with channels and ranks"))
+        return found
+
     def room(self, allocator: str) -> int:
         """Return the bytes that remain of the GPU's memory; negative: that it lacks."""
         return self.gpu.memory - self.gpu.context - self.runs[allocator].reserved
@@ -133,7 +172,8 @@ class _Task(NamedTuple):
 
     command: Sequence[str]
     gpu: Gpu
-    steps: int
+    steps: int | None
+    until: str
     cuda: str
     seconds: float
     recorded: str
@@ -145,7 +185,8 @@ def predict_script(
     *,
     gpu: str = "h100",
     memory: int | None = None,
-    steps: int = 3,
+    steps: int | None = None,
+    until: str = "",
     allocators: Sequence[str] = ALLOCATORS,
     seconds: float = 600,
     output: str | os.PathLike[str] | None = None,
@@ -160,8 +201,12 @@ def predict_script(
         The GPU, of `gpumem.prediction.gpus.names`.
     memory : int, optional
         Bytes of memory that the GPU shall have instead of its own.
-    steps : int
-        Optimizer steps after which the script is stopped. Without an optimizer it runs to its end.
+    steps : int, optional
+        Optimizer steps after which the script is stopped; by default `STEPS`, or none with `until`.
+        Without an optimizer it runs to its end.
+    until : str
+        Line such as "train.py:120" that the script runs up to, or a function as `__qualname__` has
+        it, such as "Trainer.evaluate".
     allocators : sequence of str
         Some of `ALLOCATORS`; a process runs the script for each, all at once.
     seconds : float
@@ -186,7 +231,11 @@ def predict_script(
     command = list(require_each("command", command, str, "a str"))
     if not command or not os.path.isfile(command[0]):
         raise ConfigError(f"invalid script {command[:1]}: expected a file")
-    if steps < 1:
+    if ":" in until and not until.rpartition(":")[2].isdecimal():
+        raise ConfigError(f"invalid until = {until!r}: expected a FILE:LINE or a function")
+    if steps is None and not until:
+        steps = STEPS
+    if steps is not None and steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
     if output is not None and is_same_file(output, command):
         raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
@@ -196,7 +245,7 @@ def predict_script(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         recording = os.path.abspath(output or os.path.join(folder, Path(command[0]).stem))
         cuda = installed.cuda
-        task = _Task(tuple(command), target, steps, cuda, seconds, recorded, recording)
+        task = _Task(tuple(command), target, steps, until, cuda, seconds, recorded, recording)
         runs = _run(allocators, task)
         short = [name for name, run in runs.items() if run.end == "memory"]
         if short:  # once more without a limit, to see how much is lacking
@@ -248,6 +297,7 @@ def _run(allocators: Sequence[str], task: _Task) -> dict[str, PredictedRun]:
             "device": device_of(task.gpu, task.cuda),
             "allocators": list(allocators),
             "steps": task.steps,
+            "until": task.until,
             "command": list(task.command),
             "folder": name,
             "recorded": task.recorded,

@@ -59,6 +59,8 @@ def test_other_systems_are_refused_with_what_to_do(monkeypatch):
         ({"command": []}, "expected a file"),
         ({"command": ["no such file.py"]}, "expected a file"),
         ({"steps": 0}, "expected 1 or more"),
+        ({"until": "train.py:"}, "expected a FILE:LINE or a function"),
+        ({"output": __file__}, "expected a file of its own"),
         ({"allocators": []}, "expected some of"),
         ({"allocators": ["malloc"]}, "malloc.*expected some of"),
         ({"gpu": "h1000"}, "unknown GPU 'h1000': expected one of h100, h200"),

@@ -148,6 +148,61 @@ def test_script_that_does_not_fit_says_where_and_how_much_it_lacks(predicted):
     assert found.fits("default") is False
 
 
+def test_script_that_does_not_fit_says_in_which_phase(predicted):
+    found = predicted(TRAINING, memory=660 * MIB, allocators=["default"])
+    assert found.runs["default"].end == "memory"
+    assert found.peak.phase.lower().startswith("optimizer")
+    assert found.peak.live_bytes == found.runs["default"].live
+
+
+@pytest.mark.parametrize(("until", "live"), [("train.py:6", 4), ("Adam.step", 8), ("fit", 8)])
+def test_script_is_stopped_at_a_line_or_a_function(predicted, until, live):
+    run = predicted(
+        """
+        class Adam:
+            def step(self):
+                raise ValueError("it went on")
+        kept = torch.ones(1 << 20, device="cuda")
+        later = torch.ones(1 << 20, device="cuda")
+        def fit():
+            Adam().step()
+        fit()
+        """,
+        until=until,
+    )
+    assert (run.end, run.live) == ("until", live * MIB), run.output
+
+
+def test_steps_do_not_stop_a_script_before_its_line_that_is_not_reached(predicted):
+    run = predicted(TRAINING.replace("100", "5"), until="train.py:400")
+    assert (run.end, run.steps) == ("script", 5)
+    assert "train.py:400 was not reached" in run.assumed
+
+
+@pytest.mark.usefixtures("c_compiler")
+def test_compiled_functions_are_compiled_on_the_way_to_a_line(predicted):
+    run = predicted(
+        """
+        function = torch.compile(lambda x: (x.sin() + x.cos()).sum(-1))
+        function(torch.ones(1024, 1024, device="cuda"))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        print("done")
+        """,
+        until="train.py:5",
+    )
+    assert (run.end, run.live < 5 * MIB) == ("until", True), run.output
+
+
+def test_constants_of_libraries_are_named_apart_with_their_source(predicted):
+    found = predicted(TRAINING, allocators=["default"])
+    constants = {each.name: each for each in found.constants()}
+    assert not constants["CUDA"].inside
+    assert constants["CUDA"].nbytes == found.gpu.context
+    assert constants["cuBLAS"].inside
+    assert constants["cuBLAS"].nbytes == 2 * 32 * MIB  # of two threads
+    assert all(each.source for each in constants.values())
+
+
 def test_script_that_frees_its_cache_when_memory_is_out_fits(predicted):
     run = predicted(
         """
@@ -317,11 +372,16 @@ def test_environment_of_the_caller_does_not_reach_the_allocator(predicted, monke
     assert run.end == "script", run.output
 
 
-def test_compiled_kernels_stay_out_of_the_caches_of_real_runs(predicted, tmp_path, monkeypatch):
+@pytest.fixture
+def c_compiler(monkeypatch):
     if shutil.which("gcc") is None:
         pytest.skip("torch.compile needs a C compiler, and gcc was not found")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
+
+
+@pytest.mark.usefixtures("c_compiler")
+def test_compiled_kernels_stay_out_of_the_caches_of_real_runs(predicted, tmp_path, monkeypatch):
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "cache"))
     run = predicted("""

@@ -7,7 +7,7 @@ file named after its allocator.
 
 The one argument is a JSON object, the order: the path of the null CUDA (`library`), the fields of
 `NullDevice` (`device`), the `allocators` of the runs, the number of `steps` after which the script
-is stopped, the script with its arguments (`command`), the `folder` for answers and outputs, the
-allocator of the run that is `recorded`, the file of its `recording`, and whether the script's
-imports are run `ahead` of the forks.
+is stopped or null, the line or function `until` which it runs or "", the script with its arguments
+(`command`), the `folder` for answers and outputs, the allocator of the run that is `recorded`, the
+file of its `recording`, and whether the script's imports are run `ahead` of the forks.
 """

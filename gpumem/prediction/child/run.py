@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 from .callers import Callers
@@ -22,6 +23,8 @@ from .null import ASSUMED, REFUSED, Listener
 
 MAX_READS = 10_000
 """Reads at one line between two steps: more are a loop that waits for a value."""
+
+_TOOL = 4  # of sys.monitoring, which has no purpose for it
 
 # Operators that read values of the device to know the size of their result.
 SHAPING = re.compile(
@@ -76,7 +79,7 @@ class ScriptRun:
         self.steps[id(optimizer)] += 1
         self.since_step.clear()
         self.times.append(time.perf_counter())
-        if self.steps[id(optimizer)] >= self.order["steps"]:
+        if self.order["steps"] and self.steps[id(optimizer)] >= self.order["steps"]:
             self.finish("steps")
 
     def keep_peaks(self, device: int | None = None) -> None:
@@ -119,6 +122,35 @@ class ScriptRun:
 
         torch._C._cuda_resetPeakMemoryStats = keep_and_reset
         torch._C._cuda_init = set_and_initialize
+        if self.order["until"]:
+            self.follow_lines(self.order["until"])
+
+    def follow_lines(self, until: str) -> None:
+        """End the run where a line such as "train.py:120" is reached, or a function begins."""
+        file, _, number = until.rpartition(":")
+
+        def reach(code: CodeType, line: int) -> None:
+            at = file and f"/{code.co_filename}".endswith(f"/{file}") and line == int(number)
+            if at or code.co_qualname == until:
+                self.finish("until")
+
+        if sys.version_info >= (3, 12):
+            monitoring = sys.monitoring
+
+            def reach_once(code: CodeType, line: int) -> object:
+                reach(code, line)
+                return monitoring.DISABLE  # of this line
+
+            monitoring.use_tool_id(_TOOL, "gpumem")
+            monitoring.register_callback(_TOOL, monitoring.events.LINE, reach_once)
+            monitoring.set_events(_TOOL, monitoring.events.LINE)
+            return
+
+        def trace(frame: FrameType, *_: object) -> Any:
+            reach(frame.f_code, frame.f_lineno)
+            return trace if file and frame.f_code.co_filename.endswith(file) else None
+
+        sys.settrace(trace)
 
     def enable_gpumem(self) -> None:
         """Put gpumem beneath PyTorch, in place of its allocator where that can be compiled."""
@@ -180,11 +212,13 @@ class ScriptRun:
         if self.stop_recording:
             self.stop_recording()
         live = max((live for live, _ in self.peaks.values()), default=0)
-        if not live and end in ("script", "steps"):
+        if not live and end in ("script", "steps", "until"):
             reason = (
                 "its process has used no memory of the GPU; processes that it starts are not seen"
             )
             end = "stopped"
+        if self.order["until"] and end == "script":
+            self.assumed[f"{self.order['until']} was not reached"] += 1
         gaps = sorted(b - a for a, b in zip(self.times, self.times[1:], strict=False))
         answer = {
             "end": end,
