@@ -338,13 +338,15 @@ class SegmentLog:
         self._present[place] = len(self._rows)
         self._rows.append([place, nbytes, event, -1])
 
-    def end(self, place: int, nbytes: int, event: int) -> None:
-        """Record that no memory lies there any more, which may be a part of a segment."""
+    def end(self, place: int, nbytes: int, event: int) -> list[int]:
+        """Record that no memory lies there any more; return the segments that ended in part."""
+        ended = []
         at = bisect_left(self._places, place)
         if at and self._end_of(self._places[at - 1]) > place:
             at -= 1
         while at < len(self._places) and (begin := self._places[at]) < place + nbytes:
             stop = self._end_of(begin)
+            ended.append(begin)
             self._rows[self._present.pop(begin)][3] = event
             del self._places[at]
             # The remainder on either side continues as a segment of its own.
@@ -354,6 +356,7 @@ class SegmentLog:
                     self._present[first] = len(self._rows)
                     self._rows.append([first, last - first, event, -1])
                     at += 1
+        return ended
 
     def present(self) -> list[tuple[int, int]]:
         """Return place and bytes of the segments that are there now, by place."""

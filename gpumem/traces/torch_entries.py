@@ -11,7 +11,7 @@ import gc
 import os
 import pickle
 from array import array
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
@@ -70,31 +70,29 @@ class _PlainUnpickler(pickle.Unpickler):
             return list(filled)  # the hash of nested tuples would recurse
         if type(filled) is dict and "action" in filled:
             with contextlib.suppress(TraceError):  # raised again with its place
-                return _Row(self.entries.row_of(filled, ""))
+                return _Known(self.entries.row_of(filled, ""))
         return filled
 
 
-class _Row(int):
-    """Stands for an entry that is a row."""
+class _Known(int):
+    """Stands for an entry that is a row, or for the frames of a list."""
 
     __slots__ = ()
 
 
 class Entries:
-    """Columns of the entries of all devices; `stack` numbers the `stacks`."""
+    """Action, address, size, stream, time and number of the stack of the entries, in columns.
+
+    They are of all devices.
+    """
 
     def __init__(self) -> None:
         self.stacks = Stacks()
-        self.action = array("b")
-        self.address = array("Q")
-        self.size = array("q")
-        self.stream = array("Q")
-        self.time_us = array("q")
-        self.stack = array("i")
+        self.columns = [array(code) for code in "bQqQqi"]
 
     def row_of(self, entry: object, where: str) -> int:
         """Return the row of an entry."""
-        if type(entry) is _Row:
+        if type(entry) is _Known:
             return entry
         if not isinstance(entry, dict):
             raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
@@ -113,13 +111,11 @@ class Entries:
             address = integer(entry, "device_free", where, default=0)
         if action != OTHER:
             size = integer(entry, "size", where)
-        self.stack.append(self.stacks.number_of(entry.get("frames")))
-        self.action.append(action)
-        self.address.append(address)
-        self.size.append(size)
-        self.stream.append(stream)
-        self.time_us.append(time_us)
-        return len(self.action) - 1
+        stack = self.stacks.number_of(entry.get("frames"))
+        row = action, address, size, stream, time_us, stack
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
+        return len(self.columns[0]) - 1
 
 
 class Stacks:
@@ -129,15 +125,15 @@ class Stacks:
         self.frames: list[Frames] = [()]
         self.owners = [""]
         self._numbers: dict[Frames, int] = {(): 0}
-        self._by_ids: dict[tuple[int, ...], _Number] = {}
+        self._by_ids: dict[tuple[int, ...], _Known] = {}
         self._kept: list[list[Any]] = []  # so that no other object gets the same id
 
     def number_of(self, frames: object) -> int:
         """Return the number of a stack, 0 for none; the list holds that number from then on."""
         if not isinstance(frames, list) or not frames:
             return 0
-        if type(frames[0]) is _Number:
-            return frames[0].value
+        if type(frames[0]) is _Known:
+            return frames[0]
         key = tuple(map(id, frames))
         if key not in self._by_ids:
             stack = _stack(frames)
@@ -145,17 +141,11 @@ class Stacks:
                 self._numbers[stack] = len(self.frames)
                 self.frames.append(stack)
                 self.owners.append(owner_named("", stack))
-            self._by_ids[key] = _Number(self._numbers[stack])
+            self._by_ids[key] = _Known(self._numbers[stack])
             self._kept.append(list(frames))
         number = self._by_ids[key]
         frames[:] = (number,)
-        return number.value
-
-
-class _Number(NamedTuple):
-    """Stands for the frames of a list."""
-
-    value: int
+        return number
 
 
 def _stack(frames: list[Any]) -> Frames:

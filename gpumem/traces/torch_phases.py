@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +26,12 @@ def add_phases(builder: TraceBuilder, snapshot: object) -> None:
     Passes without a range are found by the stacks of allocations: autograd's threads have frames of
     its engine, or none of Python. Ranges of other threads and devices are phases, too.
     """
-    ranges = sorted(_ranges(snapshot), key=lambda each: (each.begin_us, -each.end_us))
-    begins = builder.events_until([each.begin_us - 1 for each in ranges])
-    ends = builder.events_until([each.end_us for each in ranges])
-    for each, begin, end in zip(ranges, begins, ends, strict=True):
-        builder.add_phase(each.name, begin, end)
-    names = {each.name for each in ranges}
+    ranges = sorted(_ranges(snapshot), key=lambda each: (each[1], -each[2]))
+    begins = builder.events_until([begin - 1 for _, begin, _ in ranges])
+    ends = builder.events_until([end for _, _, end in ranges])
+    names = [name for name, _, _ in ranges]
+    for phase in zip(names, begins, ends, strict=True):
+        builder.add_phase(*phase)
     lacking = [
         number for number in (_FORWARD, _BACKWARD) if not any(map(KINDS[number - 1].search, names))
     ]
@@ -58,14 +57,8 @@ def _pass_of(stack: Frames) -> int:
     return _FORWARD if any(name == "_call_impl" for _, _, name in stack) else _NONE
 
 
-class _Range(NamedTuple):
-    name: str
-    begin_us: int
-    end_us: int
-
-
-def _ranges(snapshot: object) -> Iterator[_Range]:
-    """Iterate over the ranges of a snapshot, or raise TraceError."""
+def _ranges(snapshot: object) -> Iterator[tuple[str, int, int]]:
+    """Yield name, begin and end of the ranges of a snapshot, or raise TraceError."""
     listed = snapshot.get("external_annotations") if isinstance(snapshot, dict) else None
     if listed is None:
         return
@@ -83,6 +76,6 @@ def _ranges(snapshot: object) -> Iterator[_Range]:
         if entry.get("stage") == "START":
             begun.setdefault(name, []).append(time_us)
         elif entry.get("stage") == "END":  # it may have begun before the recording
-            yield _Range(name, begun[name].pop() if begun.get(name) else 0, time_us)
+            yield name, begun[name].pop() if begun.get(name) else 0, time_us
     for name, times in begun.items():
-        yield from (_Range(name, time_us, _NEVER) for time_us in times)
+        yield from ((name, time_us, _NEVER) for time_us in times)

@@ -7,8 +7,6 @@ pickle that names a class or function is refused before it runs anything.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -76,7 +74,7 @@ def traces_of_torch(
     found = []
     for index in range(known) if device is None else [device]:
         listed = traces[index] if index < len(traces) else []
-        history = _History(listed, index, known_entries)
+        history = _History(listed, f"device {index}", known_entries)
         builder, notice = history.record(segments.get(index, []))
         if len(builder):
             add_phases(builder, snapshot)
@@ -113,7 +111,29 @@ def _device_traces(snapshot: object) -> list[list[object]]:
 # ---- segments ------------------------------------------------------------------------------------
 
 
-def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
+class _Block(NamedTuple):
+    """A block in use; one that is not `allocated` waits for work of other streams to be freed."""
+
+    address: int
+    nbytes: int
+    stream: int
+    frames: object = None
+    allocated: bool = True
+
+
+class _Segment(NamedTuple):
+    """A segment with its blocks in use; `recorded` if the history should have an entry for it."""
+
+    address: int
+    nbytes: int
+    blocks: list[_Block]
+    recorded: bool
+
+
+_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
+
+
+def _segments(snapshot: object, nbytes: int) -> dict[int, list[_Segment]]:
     """Return the segments of each device, or raise TraceError."""
     segments = snapshot.get("segments", []) if isinstance(snapshot, dict) else []
     if not isinstance(segments, list):
@@ -124,18 +144,40 @@ def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
         if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
             raise TraceError(f"{where} is {shown(segment)}, expected a dict with a list of blocks")
         found.setdefault(integer(segment, "device", where, default=0), []).append(segment)
-    blocks = sum(len(segment["blocks"]) for inside in found.values() for segment in inside)
-    _require_plausible("blocks", blocks, nbytes)
-    return found
+    _require_plausible("blocks", sum(len(segment["blocks"]) for segment in segments), nbytes)
+    return {
+        device: [_segment(each, f"device {device}, segment {n}") for n, each in enumerate(inside)]
+        for device, inside in found.items()
+    }
+
+
+def _segment(segment: dict[Any, Any], where: str) -> _Segment:
+    stream = integer(segment, "stream", where, default=0)
+    begin = address = integer(segment, "address", where)
+    blocks = []
+    for block in segment["blocks"]:
+        if not isinstance(block, dict):
+            raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
+        size = integer(block, "size", where)
+        # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
+        address = integer(block, "address", where, default=address)
+        if (state := block.get("state")) in _STATES:
+            requested = integer(block, "requested_size", where, default=size)
+            frames = block.get("frames")
+            blocks.append(_Block(address, requested, stream, frames, state == _STATES[0]))
+        address += size
+    # Mappings of expandable segments are entries of their own.
+    recorded = bool(segment.get("frames")) and not segment.get("is_expandable")
+    return _Segment(begin, integer(segment, "total_size", where), blocks, recorded)
 
 
 def _traces_of_moment(
-    segments: dict[int, list[dict[Any, Any]]], name: str, device: int | None
+    segments: dict[int, list[_Segment]], name: str, device: int | None
 ) -> list[Trace]:
     """Make traces that allocate the blocks in use and free nothing."""
     found = []
     for index in sorted(segments) if device is None else [device]:
-        if len(builder := _record_segments(segments.get(index, []), index)):
+        if len(builder := _record_segments(segments.get(index, []), f"device {index}")):
             meta = {"source": "torch_snapshot", "device": index, "moment": True}
             found.append(builder.trace(name, meta))
     if not found:
@@ -146,60 +188,29 @@ def _traces_of_moment(
     return found
 
 
-def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilder:
+def _record_segments(segments: list[_Segment], where: str) -> TraceBuilder:
     """Record segments and the blocks in use."""
     builder = TraceBuilder(of_torch=True)
     stacks = Stacks()
+    # An arena inside a block of another one begins at the same address.
     for index, segment in enumerate(segments):
-        where = f"device {device}, segment {index}"
-        # An arena inside a block of another one begins at the same address.
-        address, nbytes = _extent(segment, where)
-        builder.hold(where, nbytes)
-        builder.segment_begin(index << 64 | address, nbytes)
+        builder.hold(where, segment.nbytes)
+        builder.segment_begin(index << 64 | segment.address, segment.nbytes)
     for index, segment in enumerate(segments):
-        where = f"device {device}, segment {index}"
-        for block in _active(segment, where):
+        for block in segment.blocks:
             if block.allocated:
-                stack = stacks.number_of(block.frames)
-                of = stacks.owners[stack], stacks.frames[stack]
                 place = index << 64 | block.address
-                builder.alloc(where, place, block.nbytes, block.stream, 0, *of)
+                _allocate(builder, where, stacks, block._replace(address=place), 0)
     return builder
 
 
-def _extent(segment: dict[Any, Any], where: str) -> tuple[int, int]:
-    """Return the address and the bytes of a segment."""
-    return integer(segment, "address", where), integer(segment, "total_size", where)
-
-
-class _Active(NamedTuple):
-    """A block in use; one that is not `allocated` waits for work of other streams to be freed."""
-
-    address: int
-    nbytes: int
-    stream: int
-    frames: object
-    allocated: bool
-
-
-_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
-
-
-def _active(segment: dict[Any, Any], where: str) -> Iterator[_Active]:
-    """Iterate over the blocks in use of a segment."""
-    stream = integer(segment, "stream", where, default=0)
-    address = integer(segment, "address", where)
-    for block in segment["blocks"]:
-        if not isinstance(block, dict):
-            raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
-        size = integer(block, "size", where)
-        # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
-        address = integer(block, "address", where, default=address)
-        if (state := block.get("state")) in _STATES:
-            requested = integer(block, "requested_size", where, default=size)
-            frames = block.get("frames")
-            yield _Active(address, requested, stream, frames, state == _STATES[0])
-        address += size
+def _allocate(
+    builder: TraceBuilder, where: str, stacks: Stacks, block: _Block, time_us: int, owner: str = ""
+) -> None:
+    """Record a block that no entry allocates; without frames it has the given owner."""
+    stack = stacks.number_of(block.frames)
+    place = block.address, block.nbytes, block.stream
+    builder.alloc(where, *place, time_us, stacks.owners[stack] or owner, stacks.frames[stack])
 
 
 # ---- a history -----------------------------------------------------------------------------------
@@ -211,24 +222,15 @@ _MIN_RING = 100  # a full ring of entries often has a round number of them, this
 class _History:
     """The entries of a device, in columns."""
 
-    def __init__(self, listed: list[object], device: int, entries: Entries) -> None:
-        rows = np.array(
-            [
-                entries.row_of(entry, f"device {device}, entry {index}")
-                for index, entry in enumerate(listed)
-            ],
-            np.int64,
-        )
+    def __init__(self, listed: list[object], device: str, entries: Entries) -> None:
+        rows = [entries.row_of(each, f"{device}, entry {n}") for n, each in enumerate(listed)]
         self.device = device
         self.stacks = entries.stacks
-        self.action = np.array(entries.action, np.int8)[rows]
-        self.address = np.array(entries.address, np.uint64)[rows]
-        self.size = np.array(entries.size, np.int64)[rows]
-        self.stream = np.array(entries.stream, np.uint64)[rows]
-        self.time_us = np.array(entries.time_us, np.int64)[rows]
-        self.stack = np.array(entries.stack, np.int32)[rows]
+        self.action, self.address, self.size, self.stream, self.time_us, self.stack = (
+            np.array(column)[np.array(rows, np.int64)] for column in entries.columns
+        )
 
-    def record(self, segments: list[dict[Any, Any]]) -> tuple[TraceBuilder, str]:
+    def record(self, segments: list[_Segment]) -> tuple[TraceBuilder, str]:
         """Record all entries after the blocks that were live at the first one.
 
         Returns
@@ -239,58 +241,44 @@ class _History:
         """
         # Without frees (skip_actions) lives are too long to tell purposes.
         builder = TraceBuilder(of_torch=self._has(FREE_COMPLETED) or self._has(FREE_REQUESTED))
-        active: dict[int, _Active] = {}
-        for index, segment in enumerate(segments):
-            for block in _active(segment, f"device {self.device}, segment {index}"):
-                # Of blocks inside each other the outer one is listed first.
-                active.setdefault(block.address, block)
+        active: dict[int, _Block] = {}
+        for block in (block for segment in segments for block in segment.blocks):
+            # Of blocks inside each other the outer one is listed first.
+            active.setdefault(block.address, block)
         self._begin_segments(builder, segments)
         times = self.time_us[self.action <= FREE_COMPLETED]
         began, late = (int(times[0]), int(times.max())) if times.size else (0, 0)
         before = self._before(active)
         for block in before:
-            self._alloc(builder, block, began)
+            _allocate(builder, self.device, self.stacks, block, began, BEFORE)
         builder.begin()
         ended, extents = self._record_entries(builder, before)
-        for index, segment in enumerate(segments):
-            where = f"device {self.device}, segment {index}"
-            for address in extents.remove(*_extent(segment, where)) if extents else ():
+        for segment in segments:
+            for address in extents.end(segment.address, segment.nbytes, 0):
                 if address not in active:
-                    ended += builder.end_life(where, address, 0, late)
+                    ended += builder.end_life(self.device, address, 0, late)
         for block in active.values():  # allocated after the last entry of their address
             if not builder.is_live(block.address):
-                self._alloc(builder, block, late)
+                _allocate(builder, self.device, self.stacks, block, late, BEFORE)
         begun = set(self.address[self.action == BEGIN].tolist())
-        lacks_segments = any(
-            bool(segment.get("frames")) and segment["address"] not in begun
-            for segment in segments
-            if not segment.get("is_expandable")
-        )
-        return builder, self._notice(before, ended, lacks_segments)
+        lacks = any(each.recorded and each.address not in begun for each in segments)
+        return builder, self._notice(before, ended, lacks)
 
-    def _alloc(self, builder: TraceBuilder, block: _Active, at: int) -> None:
-        """Record a block that no entry allocates."""
-        stack = self.stacks.number_of(block.frames)
-        of = self.stacks.owners[stack] or BEFORE, self.stacks.frames[stack]
-        place = block.address, block.nbytes, block.stream
-        builder.alloc(f"device {self.device}", *place, at, *of)
-
-    def _begin_segments(self, builder: TraceBuilder, segments: list[dict[Any, Any]]) -> None:
+    def _begin_segments(self, builder: TraceBuilder, segments: list[_Segment]) -> None:
         """Record the segments at the first entry: the listed ones, with all entries undone."""
         log = SegmentLog()
-        for index, segment in enumerate(segments):
-            where = f"device {self.device}, segment {index}"
-            log.begin(*_extent(segment, where), 0)
+        for segment in segments:
+            log.begin(segment.address, segment.nbytes, 0)
         of_segments = np.isin(self.action, (BEGIN, END)) & (self.address > 0)
         columns = (each[of_segments][::-1] for each in (self.action, self.address, self.size))
         for action, address, nbytes in zip(*(each.tolist() for each in columns), strict=True):
             change = log.begin if action == END else log.end
             change(address, nbytes, 0)
         for address, nbytes in log.present():
-            builder.hold(f"device {self.device}", nbytes)
+            builder.hold(self.device, nbytes)
             builder.segment_begin(address, nbytes)
 
-    def _before(self, active: dict[int, _Active]) -> list[_Active]:
+    def _before(self, active: dict[int, _Block]) -> list[_Block]:
         """Return the blocks that were live at the first entry.
 
         The first entry about an address shows whether it was in use before; an address without an
@@ -303,29 +291,31 @@ class _History:
         rows = np.sort(rows[first])
         rows = rows[self.action[rows] != ALLOC]
         columns = (each[rows].tolist() for each in (self.address, self.size, self.stream))
-        rest = zip(*columns, strict=True)
-        return found + [_Active(at, size, stream, None, True) for at, size, stream in rest]
+        return [*found, *map(_Block, *columns)]
 
     def _record_entries(
-        self, builder: TraceBuilder, before: list[_Active]
-    ) -> tuple[int, _Extents | None]:
+        self, builder: TraceBuilder, before: list[_Block]
+    ) -> tuple[int, SegmentLog]:
         """Record all entries; return how many frees they lack, and the live blocks if all."""
         # If `skip_actions` left out completions, requests stand for them. Without both, a block
         # lives until its addresses are allocated again or released to the driver.
         ends = FREE_COMPLETED if self._has(FREE_COMPLETED) else FREE_REQUESTED
-        extents = None if self._has(ends) else _Extents(before)
+        lacks_frees = not self._has(ends)
+        extents = SegmentLog()
+        for block in before if lacks_frees else ():
+            extents.begin(block.address, block.nbytes, 0)
         ended = 0
         columns = self.action, self.address, self.size, self.stream, self.time_us, self.stack
         rows = zip(*(column.tolist() for column in columns), strict=True)
         owners, frames = self.stacks.owners, self.stacks.frames
         for index, (action, address, size, stream, time_us, stack) in enumerate(rows):
-            where = f"device {self.device}, entry {index}"
-            if action in (ALLOC, END) and extents:
-                for other in extents.remove(address, size):
+            where = f"{self.device}, entry {index}"
+            if lacks_frees and action in (ALLOC, END):
+                for other in extents.end(address, size, 0):
                     ended += builder.end_life(where, other, stream, time_us)
             if action == ALLOC:
-                if extents:
-                    extents.add(address, size)
+                if lacks_frees:
+                    extents.begin(address, size, 0)
                 ended += builder.end_life(where, address, stream, time_us)
                 of = owners[stack], frames[stack]
                 builder.alloc(where, address, size, stream, time_us, *of)
@@ -339,15 +329,14 @@ class _History:
                     change = builder.segment_begin if action == BEGIN else builder.segment_end
                     change(address, size)
             elif action == OOM:
-                device = f"device {self.device}"
                 by = {"owner": owners[stack], "stack": frames[stack]}
-                builder.refuse(RefusedRequest(size, memory=device, device_free=address, **by))
+                builder.refuse(RefusedRequest(size, memory=self.device, device_free=address, **by))
         return ended, extents
 
     def _has(self, action: int) -> bool:
         return bool(np.any(self.action == action))
 
-    def _notice(self, before: list[_Active], ended: int, lacks_segments: bool) -> str:
+    def _notice(self, before: list[_Block], ended: int, lacks_segments: bool) -> str:
         """Say which facts the history lacks, such as segments that PyTorch reserved meanwhile."""
         entries, texts = len(self.action), []
         allocates = self._has(ALLOC)
@@ -384,26 +373,3 @@ class _History:
                 "blocks are shown until their memory is allocated again, or until the end."
             )
         return " ".join(texts)
-
-
-class _Extents:
-    """The blocks of a history without frees, by address: an allocation ends those in its place."""
-
-    def __init__(self, blocks: Iterable[_Active]) -> None:
-        self._nbytes = {block.address: block.nbytes for block in blocks}
-        self._places = sorted(self._nbytes)
-
-    def add(self, address: int, nbytes: int) -> None:
-        """Add a block that overlaps no other one."""
-        insort(self._places, address)
-        self._nbytes[address] = nbytes
-
-    def remove(self, address: int, nbytes: int) -> list[int]:
-        """Remove the blocks in a range of addresses, and return their addresses."""
-        places = self._places
-        first, stop = (bisect_left(places, at) for at in (address, address + max(nbytes, 1)))
-        if first and places[first - 1] + self._nbytes[places[first - 1]] > address:
-            first -= 1
-        removed = places[first:stop]
-        del places[first:stop]
-        return removed
