@@ -106,6 +106,12 @@ def test_keys_zoom_pan_and_reset(small):
     assert small.text("#shown") == whole
 
 
+def test_blocks_without_owners_are_grouped_and_named_by_size(small):
+    assert small.text("#stacked") == "Live bytes, stacked by size."
+    assert small.text("#groups-title") == "Blocks by size"
+    assert small.text("#moment-text").endswith(": allocated 4 MiB")
+
+
 def test_filters_select_blocks_by_stream_size_and_owner(small):
     small.choose("#stream", "1")
     assert small.text("#shown").startswith("1 of 3 blocks")

@@ -52,6 +52,15 @@ def test_page_begins_with_the_first_phase(open_page, tmp_path):
     assert page.text("#widen") == "Show the 2.0 s before"
 
 
+def test_window_that_a_page_begins_with_has_the_button_at_all_times(open_page, tmp_path):
+    # Of these times, the end of the window less its width is not its begin: they are rounded.
+    run = replace(phased(Phase("step", 2, 5)), time_us=np.arange(5) * 1_000_000 * 55 // 7)
+    write_report(run, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert page.text("#widen") == "Show the 15.4 s before"
+    assert page.link() == ""
+
+
 def test_click_on_a_phase_shows_the_state_at_its_peak(page):
     page.press("#phases tbody tr:nth-child(2) button")
     assert page.text("#moment-text").startswith("Event 2 of 5")

@@ -4,7 +4,7 @@ function blockFacts(app, b) {
   const { run } = app;
   const freed = run.end[b] === NEVER ? "no: live at the end"
     : `${app.moveText(run.end[b])}, after ${seconds((run.time[run.end[b]] - run.time[run.begin[b]]) / 1e6)}`;
-  return [["Owner", run.facts.owners[run.owner[b]]], ["Stream", run.facts.streams[run.stream[b]]],
+  return [["Owner", ownerText(run.facts.owners[run.owner[b]])], ["Stream", run.facts.streams[run.stream[b]]],
     ["Address", run.address(b)], ["Allocated", app.moveText(run.begin[b])], ["Freed", freed]];
 }
 

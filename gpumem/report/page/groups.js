@@ -40,8 +40,9 @@ class Groups {
     const { title, head, make: made } = like.groupings[by];
     [this.of, this.names] = made(run, like);
     this.by = by;
-    this.title = title;
-    this.head = by === "owner" && !run.facts.ownersNamed ? "Blocks of" : head;
+    const isOfSizes = by === "owner" && !run.facts.ownersNamed;
+    this.title = isOfSizes ? "Blocks by size" : title;
+    this.head = isOfSizes ? "Size" : head;
     this.count = this.names.length;
     this.colour = new Uint8Array(this.count).fill(HUES.light.length);
     const { passes, live, isFiltered } = run;

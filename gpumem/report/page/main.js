@@ -163,9 +163,9 @@ class App {
   show(x0, x1) {
     const [first, last] = this.extent();
     const least = this.view.axis === "event" ? 1 : Math.max(1e-6, (last - first) * 1e-7);
-    const width = Math.min(Math.max(x1 - x0, least), last - first);
-    this.view.x0 = Math.max(first, Math.min(x0, last - width));
-    this.view.x1 = this.view.x0 + width;
+    const end = Math.max(x1, x0 + least), shift = Math.max(first - x0, Math.min(0, last - end));
+    this.view.x0 = Math.max(first, x0 + shift);
+    this.view.x1 = Math.min(last, end + shift);
     this.later();
   }
 

@@ -206,19 +206,11 @@ class Run {
 
   isLive(b, move) { return this.begin[b] <= move && this.end[b] > move; }
 
-  // The live blocks that pass the filter, in the order of their addresses.
-  liveAt(move) {
+  // The live blocks that pass the filter, or those that it leaves out, in the order of their addresses.
+  liveAt(move, passes = 1) {
     const found = [];
-    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) if (this.passes[b] && this.end[b] > move) found.push(b);
+    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) if (this.passes[b] === passes && this.end[b] > move) found.push(b);
     return found.sort((a, b) => this.offset[a] - this.offset[b]);
-  }
-
-  // The live blocks that the filter leaves out, in no order.
-  leftOutAt(move) {
-    const found = [];
-    if (!this.isFiltered) return found;
-    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) if (!this.passes[b] && this.end[b] > move) found.push(b);
-    return found;
   }
 
   segmentsAt(move) {

@@ -62,7 +62,7 @@ function momentView(app) {
     for (const s of segments) parts(run.segmentOffset[s], run.segmentSize[s], (x, y, wide) => ctx.fillRect(x, y, wide, ROW_HEIGHT));
     const fill = (b) => parts(run.offset[b], run.size[b], (x, y, wide) => ctx.fillRect(x, y, wide > 3 ? wide - 1 : wide, ROW_HEIGHT));
     ctx.fillStyle = theme.color("hidden");
-    run.leftOutAt(moment).forEach(fill);
+    run.liveAt(moment, 0).forEach(fill);
     const live = run.liveAt(moment);
     for (const b of live) {
       ctx.fillStyle = theme.hue(groups.colour[groups.of[b]]);
@@ -117,8 +117,9 @@ function momentText(app) {
   const phase = phasesAt(run, moment);
   const refused = refusalText(run.facts.refusals.filter((each) => momentBefore(each) === moment));
   const when = seconds(run.x(moment, "time"), 1e-4, run.extent("time")[1]);
+  const owner = run.facts.ownersNamed ? ` of ${ownerText(run.facts.owners[run.owner[b]])}` : "";
   return `${app.view.at < 0 ? "The highest point: e" : "E"}vent ${count(moment + 1)} of ${count(run.moves)}, at ${when}: `
-    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}${phase && `, in ${phase}`}${refused && `. ${refused}`}`;
+    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])}${owner}${phase && `, in ${phase}`}${refused && `. ${refused}`}`;
 }
 
 // The colours, with the bytes of each group at the moment.
