@@ -151,8 +151,10 @@ def times(make: Callable[[], Any], rounds: int, wait: Callable[[], None]) -> dic
     }
     workloads = {way: make() for way in ways}
     taken: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, context in ways.items():
+    for round_ in range(rounds):
+        # The first to take a step of new sizes moves pages for it: each way is first in turn.
+        turn = round_ % len(ways)
+        for way, context in [*ways.items()][turn:] + [*ways.items()][:turn]:
             with context():
                 workloads[way].step()  # the first of a recording
                 wait()
