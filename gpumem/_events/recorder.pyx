@@ -274,9 +274,9 @@ def end_phase(uint16_t label, uint64_t number):
     mark(REC_PHASE_END, number, label)
 
 
-def set_category(uint16_t label, places):
-    """Write the category of the live blocks at addresses, each with the label of its module or 0."""
-    for address, module in places:
+def set_category(uint16_t label, addresses, uint16_t module=0):
+    """Write the category of the live blocks at addresses, and the label of their module or 0."""
+    for address in addresses:
         mark(REC_CATEGORY, address, label, module)
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem._support.arguments import is_same_file, require
@@ -21,13 +21,10 @@ from gpumem._support.version import VERSION
 from gpumem.errors import ConfigError, TraceError
 from gpumem.replay.policies import Policy
 from gpumem.report import page
-from gpumem.report.blocks import blocks_of
-from gpumem.report.data import Figures, figures_of, notice_of_runs, policies_of, run_data
-from gpumem.report.peak import Change, Peak, peak, peak_of
-from gpumem.traces import Trace, load_traces
-from gpumem.traces.builder import require_device
+from gpumem.report.data import Figures, notice_of_runs, policies_of, run_data
+from gpumem.report.peak import Change, Peak, Source, peak, peak_of, traces_of_source
+from gpumem.traces import Trace
 from gpumem.traces.formats import busiest, memory_of
-from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 from gpumem.traces.groups import Rules, expressions_of
 
 __all__ = ["Change", "Peak", "Report", "peak", "write_report"]
@@ -107,9 +104,6 @@ class Report(Figures):
         """Return the fields as a plain dict."""
         changes = [each.as_dict() for each in self.changes]
         return {**asdict(self), "path": str(self.path), "changes": changes}
-
-
-Source: TypeAlias = Trace | Snapshot | str | os.PathLike[str]
 
 
 def write_report(
@@ -193,7 +187,7 @@ def write_report(
     found = []
     for each in sources:
         doing(f"reading {getattr(each, 'name', each)}")
-        found.append(_traces_of(each, device))
+        found.append(traces_of_source(each, device))
     first = busiest(found[0])
     names = _names_of(sources, found)
     runs = [
@@ -221,8 +215,8 @@ def write_report(
     text = page.page(title or _title(first, names), VERSION, facts)
     written = page.write_page(target, text)
     figures = {
-        id(trace): figures_of(trace, blocks_of(trace), label if len(runs) > 1 else "")
-        for trace, label in runs
+        id(trace): Figures(**each["figures"] | ({"name": each["label"]} if data[1:] else {}))
+        for (trace, _), each in zip(runs, data, strict=True)
     }
     return Report(
         path=target,
@@ -234,19 +228,6 @@ def write_report(
         compared=tuple(figures[id(busiest(traces))] for traces in found[:2]) if peaks[1:] else (),
         **vars(figures[id(first)]),
     )
-
-
-def _traces_of(source: Source, device: int | None) -> list[Trace]:
-    """Return a trace of each memory of a source."""
-    if isinstance(source, Trace):
-        try:
-            require_device(device, 1)
-        except TraceError as error:
-            raise TraceError(f"{source.name or 'a trace'}: {error}") from None
-        return [source]
-    if isinstance(source, Snapshot):
-        return traces_of_snapshot(source.as_dict(), "snapshot", device)
-    return load_traces(source, device=device)
 
 
 def _names_of(sources: Sequence[Source], found: Sequence[Sequence[Trace]]) -> list[str]:

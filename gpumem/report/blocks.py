@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
+from gpumem.traces.groups import groups_of
 
 MAX_BLOCKS = 1 << 20
 """A page shows at most so many blocks one by one; smaller ones are only in the sums."""
@@ -49,13 +50,6 @@ class BlockTable:
     def count(self) -> int:
         """Number of blocks."""
         return int(self.size.size)
-
-    def live(self) -> NDArray[np.int64]:
-        """Return the bytes live after each move."""
-        live: NDArray[np.int64] = np.cumsum(
-            np.where(self.is_alloc, self.size[self.block], -self.size[self.block])
-        )
-        return live
 
     def largest(self, count: int) -> NDArray[np.bool_]:
         """Mark the `count` largest blocks, the earlier of two alike."""
@@ -100,12 +94,9 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
         of a program usually allocates one size. If there are too many sizes, blocks are grouped by
         powers of two.
     """
-    details = trace.details
-    names: list[str]
-    named = details is not None and any(details.owners)
-    if named and details is not None:
-        owner = details.owner[blocks.allocation].astype(np.int64)
-        names = [name or "unnamed" for name in details.owners]
+    groups = groups_of(trace)
+    if groups is not None:
+        owner, names = groups.of[blocks.allocation], [*groups.names]
     else:
         sizes, owner = np.unique(blocks.size, return_inverse=True)
         names = [f"{size:,} bytes" for size in sizes.tolist()]
@@ -120,7 +111,7 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
         number[kept] = np.arange(kept.size)
         owner = number[owner]
         names = [names[old] for old in kept.tolist()] + [f"{len(names) - kept.size:,} others"]
-    return owner, names, named
+    return owner, names, groups is not None
 
 
 # ---- addresses as they are drawn -----------------------------------------------------------------

@@ -63,10 +63,10 @@ class Figures:
     lost_events: int
 
 
-def figures_of(trace: Trace, blocks: BlockTable, label: str = "") -> Figures:
+def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
     """Compute the main figures of a trace."""
     return Figures(
-        name=label or trace.name,
+        name=trace.name,
         events=len(blocks.moving),
         allocations=trace.allocs,
         streams=trace.streams,
@@ -254,10 +254,8 @@ def _stacks(
     if details is None or details.stack is None:
         return np.zeros(int(np.count_nonzero(kept)), np.int64), []
     numbers = details.stack[blocks.allocation][kept]
-    used, place = np.unique(numbers, return_inverse=True)
-    listed = [details.stacks[number] for number in used.tolist() if number >= 0]
-    without = used.size - len(listed)  # 1 if some have none, which sorts first
-    return place.astype(np.int64) + 1 - without, listed
+    used, place = np.unique(np.append(-1, numbers), return_inverse=True)  # none sorts first
+    return place[1:].astype(np.int64), [details.stacks[number] for number in used[1:].tolist()]
 
 
 def _frames_of(stacks: Sequence[Frames]) -> tuple[list[list[Any]], list[int]]:

@@ -6,21 +6,25 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gpumem._events.refusals import RefusedRequest
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem._support.arguments import require
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
+from gpumem.errors import TraceError
 from gpumem.report.data import notice_of, recorded_policy, refusals_of
-from gpumem.traces import Trace, load_trace
+from gpumem.traces import Trace, load_traces
+from gpumem.traces.builder import require_device
 from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 from gpumem.traces.groups import Rules, bytes_at, groups_of, peak_event, phase_at
 
 __all__ = ["Change", "Group", "Peak", "peak"]
 
+Source: TypeAlias = Trace | Snapshot | str | os.PathLike[str]
+"""A run that reports and peaks are made of."""
 _SITES = ("stack", "owner")
 """What the blocks of two runs are compared by, the first that both have."""
 
@@ -156,12 +160,7 @@ def _without_lines(name: str) -> str:
     return re.sub(r":\d+\)", ")", name)
 
 
-def peak(
-    source: Trace | Snapshot | str | os.PathLike[str],
-    *,
-    device: int | None = None,
-    rules: Rules = (),
-) -> Peak:
+def peak(source: Source, *, device: int | None = None, rules: Rules = ()) -> Peak:
     """Return the moment of a run at which most bytes were live.
 
     Parameters
@@ -187,11 +186,20 @@ def peak(
     >>> found.live_bytes
     3455561800
     """
+    return peak_of(busiest(traces_of_source(source, device)), rules)
+
+
+def traces_of_source(source: Source, device: int | None) -> list[Trace]:
+    """Return a trace of each memory of a source."""
+    if isinstance(source, Trace):
+        try:
+            require_device(device, 1)
+        except TraceError as error:
+            raise TraceError(f"{source.name or 'a trace'}: {error}") from None
+        return [source]
     if isinstance(source, Snapshot):
-        trace = busiest(traces_of_snapshot(source.as_dict(), "snapshot", device))
-    else:
-        trace = source if isinstance(source, Trace) else load_trace(source, device=device)
-    return peak_of(trace, rules)
+        return traces_of_snapshot(source.as_dict(), "snapshot", device)
+    return load_traces(source, device=device)
 
 
 def peak_of(trace: Trace, rules: Rules = ()) -> Peak:

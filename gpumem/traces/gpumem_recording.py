@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import IO, NamedTuple
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ from gpumem.traces.trace import Frames, Trace
 __all__ = ["MAGIC", "read_recording", "traces_of"]
 
 _PER_THREAD_STREAM = 2
+_Before: TypeAlias = tuple[int, int, int, Hashable, str, Frames]
+"""A block that was live at the first event: resource, place, bytes, stream, owner and frames."""
 _NAME_BYTES = 63  # of a resource's name
 _EVERY = -2  # the memory of events of the program
 _OLDEST = 1 << 63  # of a block that was allocated before the recording, in nanoseconds
@@ -103,7 +105,7 @@ def traces_of(
     traces = []
     for number in range(len(memories)) if device is None else [device]:
         memory_name = memories[number] if memories else ""
-        begun = [row for row in before if memory_of[row.resource] == number]
+        begun = [row for row in before if memory_of[row[0]] == number]
         here = records[(memory == number) | (memory == _EVERY)]
         builder = _record(events, memory_name, here, begun)
         if not len(builder):
@@ -133,11 +135,9 @@ def _record(
     builder = TraceBuilder(origin_us=events.began // 1000)
     owner_of = cache(partial(_owner, events))
     began = int(records["time"].min()) if records.size else 0
-    for row in begun:
-        place, key = row.resource << 64 | row.address, _stream_key(row.stream, row.thread)
-        owner = row.owner or owner_of(0, 0, 0, row.resource)
-        where = f"address {row.address:#x}"
-        builder.alloc(where, place, row.nbytes, key, began // 1000, owner, row.frames)
+    for _, place, nbytes, key, owner, frames in begun:
+        where = f"place {place:#x}"
+        builder.alloc(where, place, nbytes, key, began // 1000, owner, frames)
     builder.begin()
     refused = deque(_refused(events, memory))
     places = [n << 64 for n in np.unique(records["resource"]).tolist()]
@@ -183,18 +183,6 @@ def _record_phase(
         builder.phase_end(number, name)
 
 
-class _Before(NamedTuple):
-    """A block that was live at the first event; owner "" if the events do not name one."""
-
-    owner: str
-    address: int
-    nbytes: int
-    stream: int
-    thread: int
-    resource: int
-    frames: Frames = ()
-
-
 def _live_before(
     events: Events,
     records: NDArray[np.void],
@@ -217,16 +205,16 @@ def _live_before(
         seen.add((known, address))
         if kind != ALLOC:  # the completion of a free does not repeat the requested bytes
             block = at_first.get((known, address))
-            owner, frames = ("", ()) if block is None else (_owner_of(known, block), block.stack)
-            place = address, nbytes or allocated, stream, thread, resource
-            found.append(_Before(owner, *place, frames))
+            of = (known.name, ()) if block is None else (_owner_of(known, block), block.stack)
+            place, key = resource << 64 | address, _stream_key(stream, thread)
+            found.append((resource, place, nbytes or allocated, key, *of))
     numbers = {resource: number for number, resource in events.resources.items()}
     numbers_of_threads = {thread: number for number, thread in events.threads.items()}
     for resource, block in sorted(live, key=lambda pair: -(pair[1].age or _OLDEST)):
         if resource in numbers and (resource, block.address) not in seen:
-            thread = numbers_of_threads.get(block.thread or 0, 0)
-            place = block.address, block.nbytes, block.stream, thread, numbers[resource]
-            found.append(_Before(_owner_of(resource, block), *place, block.stack))
+            key = _stream_key(block.stream, numbers_of_threads.get(block.thread or 0, 0))
+            number, of = numbers[resource], (_owner_of(resource, block), block.stack)
+            found.append((number, number << 64 | block.address, block.nbytes, key, *of))
     return found
 
 

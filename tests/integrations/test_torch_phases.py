@@ -151,8 +151,8 @@ def test_traced_modules_are_recorded_as_parts(model):
 
 def test_parameters_are_written_with_the_classes_of_their_modules(model, monkeypatch):
     written = []
-    monkeypatch.setattr(_phases, "set_category", lambda label, places: written.append(places))
-    monkeypatch.setattr(_phases, "_places", lambda values, module=0: (len(values), module))
+    monkeypatch.setattr(_phases, "set_category", lambda *told: written.append(told[1:]))
+    monkeypatch.setattr(_phases, "_addresses", len)
     net = torch.nn.ModuleDict({"part": model, "norm": torch.nn.BatchNorm1d(2)})
     _phases._write_parameters(net, torch.nn.Module.forward)
     texts, _ = recorder.labels_and_stacks()

@@ -83,9 +83,7 @@ def test_category_is_of_the_block_that_is_live_at_the_address(arena):
         first.close()
         second = arena.allocate(100)
         assert second.ptr == address
-        recorder.set_category(
-            label_of("parameters"), [(address, label_of("Net / Linear")), (4096, 0)]
-        )
+        recorder.set_category(label_of("parameters"), [address, 4096], label_of("Net / Linear"))
         third = arena.allocate(100)
     details = recording.trace().details
     assert [details.categories[n] for n in details.category] == ["other", "parameters", "other"]

@@ -112,7 +112,7 @@ def test_replayed_reserved_bytes_change_at_their_event():
 def test_each_free_matches_the_latest_allocation_of_its_number(rng):
     trace = random_run(rng)
     blocks = blocks_of(trace)
-    assert blocks.live().max() == trace.peak_requested
+    assert trace.live_bytes()[blocks.moving].max() == trace.peak_requested
     open_blocks, ordinal = {}, -1
     expected = []
     for action, number, size in zip(trace.action, trace.block, trace.size, strict=True):
@@ -137,7 +137,7 @@ def test_page_columns_reproduce_the_run(rng):
         begun += back == 0
         live.append(held)
     blocks = blocks_of(trace)
-    assert live == blocks.live().tolist()
+    assert live == trace.live_bytes()[blocks.moving].tolist()
     assert unpack(columns["time"]) == blocks.time_us.tolist()
     assert unpack(columns["stream"]) == blocks.stream.tolist()
 
@@ -153,7 +153,7 @@ def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
     shown = blocks.largest(40)[blocks.block]
     held = np.cumsum(np.where(blocks.is_alloc, 1, -1)[shown] * blocks.size[blocks.block][shown])
     total = held + unpack(data["columns"]["rest"])
-    assert total.tolist() == blocks.live()[shown].tolist()
+    assert total.tolist() == trace.live_bytes()[blocks.moving][shown].tolist()
 
 
 def test_smallest_of_too_many_owners_are_grouped(monkeypatch):

@@ -37,7 +37,8 @@ class _Outermost(threading.local):
 
 
 _outermost = _Outermost()
-_calls: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # by the id of a module or an optimizer
+# By module or optimizer the recording in which it was last seen, and its calls.
+_calls: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 _labels: dict[int, int] = {}  # of the modules of parameters, by their ids
 _is_following = False
 _modules: list[weakref.ref[Any]] = []  # all that there were at the first step of an optimizer
@@ -72,7 +73,7 @@ def _follow_modules(torch: ModuleType) -> None:
             with contextlib.suppress(Exception):  # no program fails because it is observed
                 if _is_due(self):
                     _write_parameters(self, unimplemented)
-                set_category(_INPUTS, _places([args, kwargs]))
+                set_category(_INPUTS, _addresses([args, kwargs]))
             return call(self, *args, **kwargs)
         finally:
             _outermost.in_forward = False
@@ -109,8 +110,8 @@ def _begin_step(optimizer: Any, args: object, kwargs: object) -> None:
 
 
 def _end_step(optimizer: Any, args: object, kwargs: object) -> None:
-    if _outermost.step and _calls_of(optimizer)[1] == 0:  # states are made by the first step
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
+        if _outermost.step and _calls[optimizer][1] == 0:  # states are made by the first step
             _write_state(optimizer)
     _leave_step()
 
@@ -168,50 +169,38 @@ def _write_parameters(root: Any, unimplemented: object) -> None:
         held = [each for each in values if each is not None]
         label = label_of(names[path] or type(module).__qualname__)
         _labels.update((id(each), label) for each in held)
-        set_category(_PARAMETERS, _places(held, label))
+        set_category(_PARAMETERS, _addresses(held), label)
 
 
 def _write_gradients(optimizer: Any) -> None:
     """Write gradients, and at times what may be lost: parameters and states."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if id(optimizer) not in _calls:
+    if optimizer not in _calls:
         _find_modules()
     if _is_due(optimizer):
         own = [(each._parameters, each._buffers) for found in _modules if (each := found())]
-        set_category(_PARAMETERS, _places([parameters, *own]))
+        set_category(_PARAMETERS, _addresses([parameters, *own]))
         _write_state(optimizer)
     for each in parameters:
         if each.grad is not None:
-            set_category(_GRADIENTS, _places([each.grad], _labels.get(id(each), 0)))
+            set_category(_GRADIENTS, _addresses([each.grad]), _labels.get(id(each), 0))
 
 
 def _write_state(optimizer: Any) -> None:
     for parameter, state in optimizer.state.items():
-        set_category(_STATE, _places([state], _labels.get(id(parameter), 0)))
+        set_category(_STATE, _addresses([state]), _labels.get(id(parameter), 0))
 
 
 # ---- storages ------------------------------------------------------------------------------------
 
 
-def _calls_of(owner: object) -> tuple[int, int]:
-    """Return the recording in which a module or an optimizer was last seen, and its calls."""
-    found = _calls.get(id(owner))
-    return found[1:] if found is not None and found[0]() is owner else (0, 0)
-
-
 def _is_due(owner: object) -> bool:
     """Count a call; return whether its parameters are to be written."""
-    recording, calls = _calls_of(owner)
+    recording, calls = _calls.get(owner, (0, 0))
     now = current_recording()
     calls = (calls + 1) % _AGAIN if recording == now else 0
-    key = id(owner)
-    _calls[key] = weakref.ref(owner, lambda _: _calls.pop(key, None)), now, calls
+    _calls[owner] = now, calls
     return calls == 0
-
-
-def _places(values: Iterable[Any], module: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the addresses of GPU tensors, with the label of their module."""
-    return ((address, module) for address in _addresses(values))
 
 
 def _addresses(values: Iterable[Any], depth: int = 0) -> Iterator[int]:
