@@ -2,8 +2,8 @@
 
 A block that is allocated before a backward pass and freed by it was saved for it, also if a refused
 request interrupts the pass. One that a backward pass allocates and leaves is a gradient, one that
-an optimizer leaves is its state, one that a forward pass leaves is its output. A temporary one ends
-where it began.
+an optimizer leaves is its state, one that a forward pass leaves is its output, or an activation if
+a request is refused in the pass. A temporary one ends where it began.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ KINDS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"\bforward\b", r"\bbackward\b", r"\boptimizer\b(?!.*zero.grad)")
 )
-# PyTorch allocates one for each handle of cuBLAS, and keeps it. In PyTorch 2.11 linear layers that add
-# a bias have another one, of cuBLASLt.
+# PyTorch allocates one for each handle of cuBLAS, and keeps it. In PyTorch 2.11 linear layers that
+# add a bias have another one, of cuBLASLt.
 _CUBLAS_NBYTES = (8_519_680, 33_554_432)
 _CUBLASLT_NBYTES = 1 << 20
 # Lines of PyTorch and of Transformers that allocate for one purpose.
@@ -151,6 +151,8 @@ def categories_of(
         each.around(begin) for each in (forward, backward, optimizer)
     )
     ends_in_forward = in_forward == forward.around(end)
+    # Passes in which a request was refused, perhaps the first ones.
+    failing = forward.around(np.array(refused, np.int64) - 1)
     # Of those that no pass or step allocates but a forward one.
     next_backward = backward.following(begin)
     starts, stops = backward.begin[next_backward], backward.end[next_backward]
@@ -178,6 +180,7 @@ def categories_of(
         ((in_forward >= 0) & ~stays & (end < starts) & (trains | ends_in_forward), TEMPORARIES),
         ((end >= starts) & (end < stops), ACTIVATIONS),
         (prepares & is_brief & (~stays | (next_backward > 0)), INPUTS),
+        ((in_forward >= 0) & np.isin(in_forward, failing), ACTIVATIONS),
         ((in_forward >= 0) | (~prepares & trains), OUTPUTS),
     )
     found = np.full(begin.size, OTHER, np.int32)

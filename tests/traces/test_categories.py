@@ -164,7 +164,9 @@ STEP = "(forward +a )forward (backward -a )backward"
         (f"{STEP} (forward +b ? )forward -b", "activations, activations"),
         (f"{STEP} (forward +b )forward ? -b", "activations, activations"),
         (f"{STEP} (forward +b )forward ? -b {STEP}", "activations, activations, activations"),
-        ("(forward +b )forward ? -b", "outputs"),
+        ("(forward +b )forward ? -b", "activations"),
+        ("(forward +t -t +b ? )forward -b", "temporaries, activations"),
+        ("(forward +cache )forward (forward +b ? )forward", "outputs, activations"),
         (f"(forward +b )forward {STEP} -b ?", "outputs, activations"),
     ],
 )
