@@ -81,6 +81,12 @@ def _rules(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> lis
     return rules
 
 
+def memory_option(name: str, meaning: str) -> Callable[[Command], Command]:
+    """Make an option that numbers a memory of a file."""
+    kind = within("integer", click.IntRange(0))
+    return click.option(name, type=kind, metavar="N", help=meaning)
+
+
 def device_option(meaning: str) -> Callable[[Command], Command]:
     """Make the option ``--device``, which names a device that is present."""
     reading: dict[str, Any] = {"callback": present_device, "shell_complete": complete_device}

@@ -19,6 +19,9 @@ from gpumem._support.texts import visible
 
 F = TypeVar("F", bound=Mapping[str, Any])
 
+TOO_MUCH = 3
+"""Exit status: more memory is needed than there is, or than is allowed."""
+
 # Width in characters if stdout is not a terminal.
 _WIDTH_OF_A_FILE = 120
 

@@ -8,8 +8,9 @@ import click
 
 from gpumem._support.sizes import format_size, parse_size
 from gpumem._support.texts import counted
-from gpumem.cli.arguments import complete_trace, rule_option, size, within
+from gpumem.cli.arguments import complete_trace, memory_option, rule_option, size
 from gpumem.cli.output import (
+    TOO_MUCH,
     json_option,
     notice,
     pairs,
@@ -22,7 +23,6 @@ from gpumem.cli.output import (
 from gpumem.errors import ConfigError
 from gpumem.report import Change, Peak, peak
 
-TOO_MUCH = 3
 _STACKS = 5
 _GROWN = 3
 _FRAMES = 3
@@ -30,11 +30,8 @@ _FRAMES = 3
 
 @click.command("peak", short_help="Print what the peak of a run consists of.")
 @click.argument("file", shell_complete=complete_trace)
-@click.option(
-    "--device",
-    type=within("integer", click.IntRange(0)),
-    metavar="N",
-    help="Index of the memory of a FILE that has several; by default the busiest.",
+@memory_option(
+    "--device", "Index of the memory of a FILE that has several; by default the busiest."
 )
 @rule_option("A group of blocks, by their owner or a frame of their stack; see gpumem report.")
 @click.option(

@@ -12,12 +12,11 @@ from rich.console import Console
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within, writable
-from gpumem.cli.output import json_option, pairs, present, progress, table
+from gpumem.cli.output import TOO_MUCH, json_option, pairs, present, progress, table
 from gpumem.cli.peak import rows_of
 from gpumem.prediction import ALLOCATORS, STEPS, PredictedRun, Prediction, gpus, predict_script
 
 FAILED = 1
-DOES_NOT_FIT = 3
 _TITLES = {"default": "PyTorch", "expandable": "expandable segments", "gpumem": "gpumem"}
 _LINES_OF_OUTPUT = 15
 _MAX_READS = 8  # in the text; --json has all
@@ -113,7 +112,7 @@ def predict(
         )
     present(_facts(prediction), as_json, lambda console, _: _show(console, prediction))
     fits = prediction.fits(allocators[0])
-    return FAILED if fits is None else 0 if fits else DOES_NOT_FIT
+    return FAILED if fits is None else 0 if fits else TOO_MUCH
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:

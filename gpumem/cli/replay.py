@@ -9,7 +9,7 @@ import click
 from gpumem import replay as replaying
 from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import format_size, is_size_with_unit, parse_size
-from gpumem.cli.arguments import complete_trace, device_option, size, within
+from gpumem.cli.arguments import complete_trace, device_option, memory_option, size, within
 from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -38,11 +38,8 @@ from gpumem.traces.trace import MAX_LIVE
     default=0,
     help="Delay of every stream's work, in microseconds (host devices only).",
 )
-@click.option(
-    "--memory",
-    type=within("integer", click.IntRange(0)),
-    metavar="N",
-    help="Index of the memory of TRACE to replay, if it has several; by default the busiest.",
+@memory_option(
+    "--memory", "Index of the memory of TRACE to replay, if it has several; by default the busiest."
 )
 @json_option
 def replay(

@@ -8,7 +8,7 @@ import click
 
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.cli.arguments import complete_trace, rule_option, within
+from gpumem.cli.arguments import complete_trace, memory_option, rule_option
 from gpumem.cli.output import (
     json_option,
     notice,
@@ -34,11 +34,8 @@ _CHANGES = 10  # at most so many that grew, and that shrank
     help="The page to write; by default the first FILE's name with .html in the current folder.",
 )
 @click.option("--title", help="Heading of the page.")
-@click.option(
-    "--device",
-    type=within("integer", click.IntRange(0)),
-    metavar="N",
-    help="Index of the only memory to show of a FILE that has several; by default all.",
+@memory_option(
+    "--device", "Index of the only memory to show of a FILE that has several; by default all."
 )
 @rule_option(
     "A group that the page shows first: blocks with REGEX in their owner or in a frame of their "
