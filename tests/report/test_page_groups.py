@@ -1,5 +1,7 @@
 """Groups of many owners, rules, the stacks of a moment, and the owners under the pointer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.runs import MIB, many_owners, small_run, told_run
@@ -55,6 +57,19 @@ def test_page_of_223_owners_opens_with_groups_that_explain_the_peak(many):
     many.choose("#by", "owner")
     assert key(many)["others"] == "212 MiB"
     assert many.link() == "#by=owner"
+
+
+def test_page_of_one_owner_opens_with_modules(open_page, tmp_path):
+    run = told_run()
+    details = replace(
+        run.details,
+        owner=np.zeros(3, np.int32),
+        owners=("main (train.py:3)",),
+        module=np.array([0, 1, 1], np.int32),
+        modules=("Net / Linear", "Net / Norm"),
+    )
+    write_report(replace(run, details=details), tmp_path / "page.html")
+    assert set(key(open_page(tmp_path / "page.html"))) == {"Net / Linear", "Net / Norm"}
 
 
 def test_page_of_few_owners_opens_with_them(told):

@@ -80,6 +80,15 @@ def test_state_before_a_refusal_names_it(refused):
     )
 
 
+def test_pointer_finds_a_refusal_at_the_moment_before_it(refused):
+    page = refused(3)
+    over = page.box("#timeline .u-over")
+    for x in (0.49, 0.5):  # of four seconds; the next event is at the third
+        page.browser.mouse("Moved", over["left"] + x * over["width"], over["top"] + 150)
+    page.browser.settle()
+    assert "9 MiB of forward were refused" in page.text("#tip")
+
+
 def test_refused_requests_of_a_narrow_page_are_lists(refused):
     page = refused(3)
     page.browser.resize(420)

@@ -7,14 +7,14 @@ const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "
 
 // The list of groupings. `make` returns the group of each block, and the names of the groups; without it,
 // the file brings them along, if it has them. A page opens with the first `usual` one in which the
-// groups with colours have nine tenths of the peak.
+// groups with colours have nine tenths of the peak, and no group alone has as much.
 const GROUPINGS = {
   rule: { title: "Rules", head: "Rule", usual: true },
   category: { title: "Categories", head: "Category", rest: "other", usual: true },
   owner: { title: "Owners", head: "Owner", usual: true, make: (run) => [run.owner, run.facts.owners] },
+  module: { title: "Modules", head: "Module", rest: "no module", usual: true },
   outer: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
   phase: { title: "Phases", head: "Phase" },
-  module: { title: "Modules", head: "Module" },
   function: { title: "Functions", head: "Function", usual: true },
   file: { title: "Files", head: "File", usual: true },
   stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, run.stacks.map((_, stack) => stackName(run.frames(stack, false)))] },
@@ -69,13 +69,14 @@ function shareOfLargest(sums, all, most = HUES.light.length) {
 // The grouping with which a page opens.
 function usualGrouping(run) {
   if (run.groupings.rule) return "rule";
-  let best = null;
-  for (const [by, { usual }] of Object.entries(run.groupings)) if (usual) {
+  let best = null, lump = null;
+  for (const [by, { usual }] of Object.entries(run.groupings)) if (usual && !(lump && by === "size")) {
     const groups = new Groups(run, by);
-    if (groups.share >= EXPLAINED && (by === "owner" || !groups.isLump)) return by;
+    if (groups.share >= EXPLAINED && !groups.isLump) return by;
+    if (groups.share >= EXPLAINED) lump ??= groups;
     if (!best || groups.share > best.share) best = groups;
   }
-  return best.by;
+  return (lump ?? best).by;
 }
 
 function sizeClass(size) {

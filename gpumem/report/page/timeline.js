@@ -45,7 +45,7 @@ function timelineChart(app) {
     });
     if (!rows.length) return hideTip();
     const phase = phasesAt(app.run, app.run.moveBehind(x, app.view.axis));
-    const near = app.run.facts.refusals.filter(({ move }) => Math.abs(chart.valToPos(app.run.x(move, app.view.axis), "x") - left) < 6);
+    const near = app.run.facts.refusals.filter((each) => Math.abs(chart.valToPos(app.run.x(momentBefore(each), app.view.axis), "x") - left) < 6);
     const { left: begin, top: upper } = chart.over.getBoundingClientRect();
     showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}${phase && `, in ${phase}`}`), definitions(rows.reverse()),
       ...(inOthers ? [make("small", {}, "The largest of the others"), definitions(othersAt(app, app.run.moveBehind(x, app.view.axis)))] : []),
@@ -155,7 +155,7 @@ function drawSteps(app, u) {
   }
   ctx.fillStyle = app.theme.color("alarm");
   const w = 5 * devicePixelRatio;
-  for (const { move } of run.facts.refusals) if (inside(move)) {
+  for (const move of run.facts.refusals.map(momentBefore)) if (inside(move)) {
     ctx.beginPath();
     ctx.moveTo(at(move) - w, bbox.top);
     ctx.lineTo(at(move) + w, bbox.top);
