@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from gpumem.traces import Curve, Details, Segments, Trace
@@ -60,6 +63,12 @@ def told_run(name: str = "told", more: int = 0, **meta: int) -> Trace:
         meta=meta,
         details=details,
     )
+
+
+def with_details(run: Trace, **details: Any) -> Trace:
+    """Make a run with other details."""
+    assert run.details is not None
+    return replace(run, details=replace(run.details, **details))
 
 
 def million_events(events: int = 1_000_000, streams: int = 4, seed: int = 7) -> Trace:

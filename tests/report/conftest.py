@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from report.browser import Browser, executable
 
+from gpumem.report import write_report
+
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
@@ -132,6 +134,18 @@ class Page:
         left, top, width, height = (box[side] for side in ("left", "top", "width", "height"))
         places = [(left + x * width, top + y * height) for x, y in (start, end)]
         self.browser.drag(*places)
+
+
+@pytest.fixture
+def page_of(open_page, tmp_path):
+    """Write the page of a source, and open it."""
+
+    def write_and_open(source, fragment="", **options):
+        path = tmp_path / "page.html"
+        write_report(source, path, **options)
+        return open_page(path, fragment)
+
+    return write_and_open
 
 
 @pytest.fixture

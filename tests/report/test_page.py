@@ -226,10 +226,9 @@ def test_names_from_a_file_are_escaped(open_page, tmp_path, arena):
     assert page.browser.evaluate("document.images.length") == 0
 
 
-def test_empty_run_makes_a_page_that_says_so(open_page, tmp_path):
+def test_empty_run_makes_a_page_that_says_so(page_of):
     empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
-    write_report(empty, tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(empty)
     assert page.rows("#groups") == [["No block is live here."]]
     assert "0 blocks" in page.text("#shown")
 
@@ -251,11 +250,10 @@ def test_recording_is_drawn_with_addresses_owners_and_reserved_bytes(open_page, 
     assert page.rows("#policies")[0][0] == "as recorded"
 
 
-def test_log_without_times_is_drawn_by_events(open_page, tmp_path):
+def test_log_without_times_is_drawn_by_events(page_of):
     run = small_run()
     columns = (run.action, run.block, run.size, run.stream)
-    write_report(Trace(*columns, time_us=[0] * 6), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(Trace(*columns, time_us=[0] * 6))
     assert "events 1 to 5 " in page.text("#shown")
     assert drawn(page, "timeline") > 500
 
@@ -286,14 +284,13 @@ def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
         buffer.close()
 
 
-def test_page_of_one_block_from_before_a_history_says_so(open_page, tmp_path):
+def test_page_of_one_block_from_before_a_history_says_so(page_of, tmp_path):
     path = tmp_path / "snapshot.pickle"
     segments = [segment(4096, block_of(MIB))]
     path.write_bytes(
         pickle.dumps({"segments": segments, "device_traces": [[entry("snapshot", 0, 0)]]})
     )
-    write_report(path, tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(path)
     assert "1 event, frees included" in page.text("#figures")
     assert page.text("#subtitle").startswith("PyTorch's snapshot")
     assert page.text("#notice").startswith("1 block was live before the first entry of the file")
@@ -325,10 +322,9 @@ def test_axis_of_few_events_has_whole_numbers_and_lines_only_there(open_page, tm
     kept.close()
 
 
-def test_axis_of_times_tells_neighbours_apart(open_page, tmp_path):
+def test_axis_of_times_tells_neighbours_apart(page_of):
     times = [0, 10, 28]
     trace = Trace(action=[0] * 3, block=[0, 1, 2], size=[MIB] * 3, stream=[0] * 3, time_us=times)
-    write_report(trace, tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(trace)
     axis = [text for text, *_ in page.written("timeline") if text.endswith(" \N{MICRO SIGN}s")]
     assert axis[:3] == [f"{step} \N{MICRO SIGN}s" for step in ("0.0", "2.5", "5.0")]

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.runs import MIB, many_owners, small_run, told_run
+from helpers.runs import MIB, many_owners, small_run, told_run, with_details
 
 from gpumem.cli import main
 from gpumem.errors import ConfigError
 from gpumem.report import write_report
-from gpumem.traces import Details, Phase, Trace
+from gpumem.traces import Phase
 
 CALLED_BY = "forward (model.py:20)", "forward (model.py:30)"
 
@@ -27,9 +27,8 @@ def many(open_page, many_page):
 
 
 @pytest.fixture
-def told(open_page, tmp_path):
-    write_report(told_run(), tmp_path / "page.html")
-    return open_page(tmp_path / "page.html")
+def told(page_of):
+    return page_of(told_run())
 
 
 def key(page):
@@ -77,13 +76,10 @@ def test_page_of_few_owners_opens_with_them(told):
     assert set(key(told)) == {"weights", "activations", "workspace"}
 
 
-def test_groups_of_owners_without_stacks_are_beginnings_of_their_names(open_page, tmp_path):
+def test_groups_of_owners_without_stacks_are_beginnings_of_their_names(page_of):
     run = many_owners(61)
     names = [f"model.{'encoder layer ' if n % 2 else 'decoder.'}{n}" for n in range(61)]
-    details = {**vars(run.details), "owners": tuple(names), "stack": None, "stacks": ()}
-    columns = run.action, run.block, run.size, run.stream, run.time_us
-    write_report(Trace(*columns, details=Details(**details)), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(with_details(run, owners=tuple(names), stack=None, stacks=()))
     assert key(page) == {
         "model.encoder layer \N{HORIZONTAL ELLIPSIS}": "30 MiB",
         "model.decoder.\N{HORIZONTAL ELLIPSIS}": "30 MiB",
@@ -108,9 +104,8 @@ def test_functions_and_files_are_groups_that_can_be_shown_alone(
     assert again.text("#shown").startswith("223 blocks")
 
 
-def test_compared_run_is_divided_into_the_same_outer_frames(open_page, tmp_path):
-    write_report([many_owners(), many_owners(100)], tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_compared_run_is_divided_into_the_same_outer_frames(page_of):
+    page = page_of([many_owners(), many_owners(100)])
     page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
     assert [[row[0], *row[2:4]] for row in page.rows("#groups")][:2] == [
         [CALLED_BY[1], "148 MiB", "66 MiB"],
@@ -118,40 +113,31 @@ def test_compared_run_is_divided_into_the_same_outer_frames(open_page, tmp_path)
     ]
 
 
-def test_rules_of_the_command_are_the_groups_that_a_page_opens_with(open_page, tmp_path):
+def test_rules_of_the_command_are_the_groups_that_a_page_opens_with(page_of, tmp_path):
     run = many_owners()
     with pytest.raises(ConfigError, match=r"invalid rule 'a': '\(' is not a regular expression"):
         write_report(run, tmp_path / "page.html", rules=[("a", "(")])
     with pytest.raises(TypeError, match="two str: a name and a regular expression"):
         write_report(run, tmp_path / "page.html", rules=[("a", "b", "c")])
     rules = [("attention", "attend$"), ("blocks", r"block\.py")]
-    write_report(run, tmp_path / "page.html", rules=rules)
-    page = open_page(tmp_path / "page.html")
+    page = page_of(run, rules=rules)
     assert key(page) == {"blocks": "148 MiB", "attention": "74 MiB", "no rule": "4 KiB"}
     assert page.text("#groups-title") == "Rules"
 
 
-def test_categories_that_leave_much_to_other_come_second(open_page, tmp_path):
-    run = told_run()
+def test_categories_that_leave_much_to_other_come_second(page_of):
     more = {"category": np.array([0, 1, 0], np.int32), "categories": ("other", "activations")}
-    columns = run.action, run.block, run.size, run.stream, run.time_us
-    details = Details(**{**vars(run.details), **more})
-    write_report(Trace(*columns, details=details), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(with_details(told_run(), **more))
     assert set(key(page)) == {"weights", "activations", "workspace"}
 
 
-def test_categories_come_first_and_phases_are_a_choice(open_page, tmp_path):
-    run = told_run()
+def test_categories_come_first_and_phases_are_a_choice(page_of):
     more = {
         "category": np.array([0, 1, 0], np.int32),
         "categories": ("parameters", "activations"),
         "phases": (Phase("step", 1, 3), Phase("forward", 1, 2, 1)),
     }
-    details = Details(**{**vars(run.details), **more})
-    columns = run.action, run.block, run.size, run.stream, run.time_us
-    write_report(Trace(*columns, details=details), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(with_details(told_run(), **more))
     assert key(page) == {"parameters": "5 MiB", "activations": "2 MiB"}
     assert page.text("#stacked") == "Live bytes, stacked by category."
     page.choose("#by", "phase")
@@ -234,9 +220,8 @@ def test_bar_of_a_frame_is_widened_and_narrowed_and_shows_libraries(told):
     assert told.text("#tip").split("\n")[:3] == ["main (/job/train.py:40)", "Live", "6 MiB, 85.7 %"]
 
 
-def test_page_without_stacks_has_no_flame_graph(open_page, tmp_path):
-    write_report(small_run(), tmp_path / "page.html")
-    assert open_page(tmp_path / "page.html").hidden("#flame-panel")
+def test_page_without_stacks_has_no_flame_graph(page_of):
+    assert page_of(small_run()).hidden("#flame-panel")
 
 
 def test_page_begins_where_memory_changes_and_can_be_widened(open_page, many, many_page):
@@ -255,9 +240,8 @@ def test_page_of_a_run_that_begins_at_once_shows_all_of_it(told):
     assert told.hidden("#widen")
 
 
-def test_figures_are_those_of_the_policy_that_is_chosen(open_page, tmp_path):
-    write_report([told_run("before"), told_run("after", more=MIB)], tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_figures_are_those_of_the_policy_that_is_chosen(page_of):
+    page = page_of([told_run("before"), told_run("after", more=MIB)])
     page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
     for number, row in enumerate(page.rows("#policies"), 1):
         page.press(f"#policies tbody tr:nth-child({number}) input")

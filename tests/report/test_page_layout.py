@@ -1,10 +1,11 @@
 """The page's layout: no overflow, no overlap, readable text, at three widths in both themes."""
 
+from dataclasses import replace
+
 import pytest
-from helpers.runs import MIB, told_run
+from helpers.runs import MIB, told_run, with_details
 
 from gpumem.report import write_report
-from gpumem.traces import Details, Trace
 
 LONG = (
     "transformer.blocks.attention.query_key_value_projection (/a/path/of/many/folders/model.py:1)"
@@ -16,9 +17,7 @@ def long_page(tmp_path_factory):
     """Write a page of two runs with long names and large numbers."""
     path = tmp_path_factory.mktemp("layout") / "page.html"
     run = told_run(f"a-run-with-a-rather-long-name-{'x' * 40}")
-    details = Details(**{**vars(run.details), "owners": (LONG, "activations", "")})
-    columns = run.action, run.block, run.size * 1000, run.stream, run.time_us
-    long = Trace(*columns, name=run.name, details=details)
+    long = replace(with_details(run, owners=(LONG, "activations", "")), size=run.size * 1000)
     write_report([long, told_run("after", more=MIB)], path)
     return path
 
@@ -59,9 +58,8 @@ def test_nothing_overflows_its_card(wide, compared):
 
 
 @pytest.mark.parametrize("compared", [False, True])
-def test_tables_of_a_narrow_page_need_no_sideways_scroll(open_page, tmp_path, compared):
-    write_report([told_run("before"), told_run("after", more=MIB)], tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_tables_of_a_narrow_page_need_no_sideways_scroll(page_of, compared):
+    page = page_of([told_run("before"), told_run("after", more=MIB)])
     page.browser.resize(420)
     if compared:
         page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
@@ -182,18 +180,14 @@ NARROW, WIDE = 420, 1400
 
 
 @pytest.fixture
-def sized(open_page, tmp_path):
-    """Open a page of two runs with a stream and owners of usual names, at a width."""
-    run = told_run("before")
+def sized(page_of):
+    """Open a page with a stream and owners of usual names, at a width."""
     owners = (
         "__init__ (/job/model/attention.py:120)",
         "scaled_dot_product (/job/model/attention.py:77)",
     )
-    details = {**vars(run.details), "owners": (*owners, "layer.11.bias")}
-    details["streams"] = ("legacy default", "a stream with a long name")
-    columns = run.action, run.block, run.size, run.stream, run.time_us
-    write_report(Trace(*columns, name="run", details=Details(**details)), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    streams = ("legacy default", "a stream with a long name")
+    page = page_of(with_details(told_run(), owners=(*owners, "layer.11.bias"), streams=streams))
 
     def resize(width):
         page.browser.resize(width)
@@ -244,9 +238,8 @@ def test_words_that_are_too_long_break_after_punctuation(wide):
     assert all(line[-1] in "/._:" for line in lines), lines
 
 
-def test_texts_of_the_axis_are_whole_or_left_out(open_page, tmp_path):
-    write_report(told_run(), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html", "#from=0.01&to=3.0001")
+def test_texts_of_the_axis_are_whole_or_left_out(page_of):
+    page = page_of(told_run(), "#from=0.01&to=3.0001")
     texts = page.written("timeline", "input[name=theme][value=dark]")
     width = page.browser.evaluate("document.querySelector('#timeline canvas').width")
     assert "2.50 s" in [text for text, *_ in texts]

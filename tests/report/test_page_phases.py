@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.runs import told_run
+from helpers.runs import told_run, with_details
 
-from gpumem.report import write_report
 from gpumem.report.data import MAX_PHASES, run_data
 from gpumem.traces import Phase
 
@@ -15,20 +14,17 @@ NAMES = [phase.name for phase in PHASES]
 
 
 def phased(*phases):
-    run = told_run()
-    details = replace(
-        run.details,
+    return with_details(
+        told_run(),
         phases=phases,
         category=np.array([0, 1, 2], np.int32),
         categories=("parameters", "activations", "workspaces"),
     )
-    return replace(run, details=details)
 
 
 @pytest.fixture
-def page(open_page, tmp_path):
-    write_report(phased(*PHASES), tmp_path / "page.html")
-    return open_page(tmp_path / "page.html")
+def page(page_of):
+    return page_of(phased(*PHASES))
 
 
 def test_peak_is_said_with_its_phase_and_by_category(page):
@@ -46,17 +42,15 @@ def test_table_has_peak_growth_and_times_of_each_phase(page):
     ]
 
 
-def test_page_begins_with_the_first_phase(open_page, tmp_path):
-    write_report(phased(Phase("step", 2, 5)), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_page_begins_with_the_first_phase(page_of):
+    page = page_of(phased(Phase("step", 2, 5)))
     assert page.text("#widen") == "Show the 2.0 s before"
 
 
-def test_window_that_a_page_begins_with_has_the_button_at_all_times(open_page, tmp_path):
+def test_window_that_a_page_begins_with_has_the_button_at_all_times(page_of):
     # Of these times, the end of the window less its width is not its begin: they are rounded.
     run = replace(phased(Phase("step", 2, 5)), time_us=np.arange(5) * 1_000_000 * 55 // 7)
-    write_report(run, tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of(run)
     assert page.text("#widen") == "Show the 15.4 s before"
     assert page.link() == ""
 
@@ -84,9 +78,8 @@ def test_pointer_names_the_phase(page):
     assert "in step / backward" in page.text("#tip")
 
 
-def test_page_without_phases_has_no_table_of_them(open_page, tmp_path):
-    write_report(told_run(), tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_page_without_phases_has_no_table_of_them(page_of):
+    page = page_of(told_run())
     assert page.hidden("#phases-panel")
 
 

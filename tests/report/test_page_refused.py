@@ -1,12 +1,9 @@
 """Refused requests on the page."""
 
-from dataclasses import replace
-
 import pytest
-from helpers.runs import LOAD, MIB, told_run
+from helpers.runs import LOAD, MIB, told_run, with_details
 
 from gpumem._events.refusals import RefusedRequest
-from gpumem.report import write_report
 
 REFUSAL = RefusedRequest(
     9 * MIB,
@@ -27,16 +24,9 @@ REFUSAL = RefusedRequest(
 
 
 @pytest.fixture
-def refused(open_page, tmp_path):
+def refused(page_of):
     """Open the page of a run with a refusal before an event."""
-
-    def made(at):
-        run = told_run()
-        details = replace(run.details, refusals=((at, REFUSAL),))
-        write_report(replace(run, details=details), tmp_path / "page.html")
-        return open_page(tmp_path / "page.html")
-
-    return made
+    return lambda at: page_of(with_details(told_run(), refusals=((at, REFUSAL),)))
 
 
 def first_panel(page):
@@ -104,6 +94,5 @@ def test_refused_requests_of_a_narrow_page_are_lists(refused):
     assert box == 0
 
 
-def test_page_without_refusals_has_no_panel(open_page, tmp_path):
-    write_report(told_run(), tmp_path / "page.html")
-    assert open_page(tmp_path / "page.html").hidden("#refused-panel")
+def test_page_without_refusals_has_no_panel(page_of):
+    assert page_of(told_run()).hidden("#refused-panel")

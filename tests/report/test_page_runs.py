@@ -12,17 +12,14 @@ OTHER = "179,36,122"  # the line of the compared run, in the light theme
 
 
 @pytest.fixture
-def two(open_page, tmp_path):
-    path = tmp_path / "two.html"
-    write_report([told_run("before"), told_run("after", more=MIB)], path)
-    page = open_page(path)
+def two(page_of):
+    page = page_of([told_run("before"), told_run("after", more=MIB)])
     page.press("input[name=theme][value=light]")
     return page
 
 
-def test_page_of_one_run_lists_no_runs(open_page, tmp_path):
-    write_report(small_run(), tmp_path / "page.html")
-    assert open_page(tmp_path / "page.html").hidden("#runs-panel")
+def test_page_of_one_run_lists_no_runs(page_of):
+    assert page_of(small_run()).hidden("#runs-panel")
 
 
 def test_runs_are_listed_and_shown_one_at_a_time(two):
@@ -65,13 +62,12 @@ def test_link_keeps_the_run_and_what_it_is_compared_with(open_page, two):
 @pytest.mark.parametrize(
     ("seconds", "ended", "most"), [(1, 5, 13), (10, 5, 7), (1, None, 13), (10, None, None)]
 )
-def test_sum_of_runs_leaves_out_processes_that_had_ended(open_page, tmp_path, seconds, ended, most):
+def test_sum_of_runs_leaves_out_processes_that_had_ended(page_of, seconds, ended, most):
     # Each has 4, 6, 7, 5 and 4 MiB live, a second apart.
     clock = 1_700_000_000
     told = {} if ended is None else {"stopped_us": (clock + ended) * 1_000_000}
     first = told_run(first_us=clock * 1_000_000, **told)
-    write_report([first, told_run(first_us=(clock + seconds) * 1_000_000)], tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+    page = page_of([first, told_run(first_us=(clock + seconds) * 1_000_000)])
     sum_text = f"at most {most} MiB live at one time"
     assert (sum_text in page.text("#runs-sum")) == bool(most)  # no sum of runs in turn
 

@@ -207,9 +207,8 @@ def test_groups_by_stream_and_size_filter_by_it(told):
     assert told.text("#shown").startswith("3 of 3 blocks")
 
 
-def test_run_without_stacks_does_not_offer_them(open_page, tmp_path):
-    write_report("multistream_train", tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html")
+def test_run_without_stacks_does_not_offer_them(page_of):
+    page = page_of("multistream_train")
     assert page.browser.evaluate("document.querySelector('#by option[value=stack]').disabled")
 
 

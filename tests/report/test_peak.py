@@ -1,9 +1,7 @@
 """The peak of a run, and how two peaks differ."""
 
-from dataclasses import replace
-
 import pytest
-from helpers.runs import MIB, told_run
+from helpers.runs import MIB, told_run, with_details
 
 import gpumem
 from gpumem.errors import ConfigError, TraceError
@@ -62,7 +60,7 @@ def test_lines_that_an_edit_moved_are_the_same_sites():
         for stack in before.details.stacks
     )
     after = told_run(more=MIB)
-    after = replace(after, details=replace(after.details, stacks=stacks))
+    after = with_details(after, stacks=stacks)
     (change,) = peak(before).diff(peak(after))
     assert change[1:] == (2 * MIB, 3 * MIB)
     assert change.name.startswith("forward (/job/model.py) < main")
@@ -70,8 +68,7 @@ def test_lines_that_an_edit_moved_are_the_same_sites():
 
 def test_peaks_without_stacks_are_compared_by_owner():
     before, after = (
-        replace(run, details=replace(run.details, stack=None, stacks=()))
-        for run in (told_run(), told_run(more=MIB))
+        with_details(run, stack=None, stacks=()) for run in (told_run(), told_run(more=MIB))
     )
     change = Change("activations", 2 * MIB, 3 * MIB)
     assert peak(before).diff(peak(after)) == (change,)

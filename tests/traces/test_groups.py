@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from helpers.runs import MIB, told_run
+from helpers.runs import MIB, told_run, with_details
 
 from gpumem.errors import ConfigError
 from gpumem.traces import Phase, Trace
@@ -22,9 +20,7 @@ from gpumem.traces.groups import (
 
 
 def phased(*phases: Phase) -> Trace:
-    run = told_run()
-    assert run.details is not None
-    return replace(run, details=replace(run.details, phases=phases))
+    return with_details(told_run(), phases=phases)
 
 
 def test_lives_span_allocation_and_completed_free() -> None:
@@ -114,13 +110,9 @@ def test_overlapping_phases_stand_beside_each_other() -> None:
 
 
 def test_categories_group_blocks() -> None:
-    run = told_run()
-    assert run.details is not None
-    assert groups_of(run, "category") is None
-    details = replace(
-        run.details, category=np.array([0, 1, 1], np.int32), categories=("parameters", "other")
-    )
-    run = replace(run, details=details)
+    assert groups_of(told_run(), "category") is None
+    names = "parameters", "other"
+    run = with_details(told_run(), category=np.array([0, 1, 1], np.int32), categories=names)
     groups = groups_of(run, "category")
     assert groups is not None
     assert bytes_at(run, 2, groups) == [("parameters", 4 * MIB, 1), ("other", 3 * MIB, 2)]
