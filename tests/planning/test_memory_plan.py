@@ -19,7 +19,7 @@ from gpumem import interop
 from gpumem.accounting import AdHocAccountant
 from gpumem.errors import ConfigError, ModelGraphError, ModelSizeError, OutOfMemoryError
 from gpumem.planning import GraphBuilder, ModelGraph, Target, partition, plan_copies, plan_memory
-from gpumem.planning.memory.lifetimes import Tenant
+from gpumem.planning.memory.lifetimes import Reuse, Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound
 
 STRATEGIES = ["auto", "greedy_by_size", "greedy_by_lifetime", "best_fit_by_time", "hill_climbing"]
@@ -166,6 +166,47 @@ def test_elementwise_results_reuse_their_last_input():
     assert plan.peak_bytes == 2 * 1024
     assert plan.verify()
     assert not on_host(chain("Softmax", "Relu", "Exp"), in_place=False).reuses
+
+
+def last_reader(op, reads):
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (8,))
+    for name in "abc":
+        builder.node("Softmax", ["x"], [builder.value(name, "uint8", (8,))])
+    builder.node(op, list(reads), [builder.value("y", "uint8", (8,))])
+    others = [name for name in "abc" if name not in reads]
+    return builder.build(["y", *others])
+
+
+@pytest.mark.parametrize(
+    ("op", "reads", "source"),
+    [
+        ("Sum", "abc", "a"),
+        ("Max", "ab", "a"),
+        ("Sum", "aba", None),
+        ("Add", "ab", "a"),
+        ("Mul", "xb", "b"),
+        ("Div", "xb", "b"),
+        ("Pow", "xb", None),
+        ("Where", "xbc", None),
+        ("Min", "xbc", None),
+    ],
+)
+def test_result_lies_over_an_input_that_every_kernel_has_read(op, reads, source):
+    plan = on_host(last_reader(op, reads))
+    over = {reuse.source.value.name for reuse in plan.reuses.values()}
+    assert over == ({source} if source else set())
+    assert plan.verify()
+
+
+def test_verify_finds_a_result_over_an_input_that_a_fold_still_reads():
+    plan = on_host(last_reader("Sum", "abc"))
+    (tenant,) = plan.reuses
+    third = next(each for each in plan.places if each.value.name == "c")
+    plan.reuses = {tenant: Reuse("in_place", third)}
+    plan.places[tenant] = plan.places[third]
+    with pytest.raises(ModelGraphError, match=r"y.* lies over .*c.*Sum.* may read"):
+        plan.verify()
 
 
 def test_graph_inputs_and_live_values_are_not_overwritten():

@@ -52,7 +52,7 @@ class Value(_Immutable):
         Not empty.
     dtype : dtype, optional
         Type of the elements, as `gpumem.empty` takes it; None if it is unknown or the value is not
-        a tensor. 4-bit elements occupy a byte each, as in NumPy.
+        a tensor. 2- and 4-bit elements occupy a byte each, as in NumPy.
     shape : sequence of int, str or None, optional
         Lengths; a name or None for a length that is only known when the graph runs. None: the
         number of dimensions is unknown.
@@ -325,7 +325,10 @@ class ModelGraph(_Immutable):
 
         Shapes are inferred; weights in files next to the model are not loaded. ``Constant`` nodes
         become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
-        Needs the package ``onnx`` (``pip install onnx``).
+        As in ONNX Runtime, nodes can be in any order, a negative length is unknown, and a shape
+        that contradicts the operators is replaced by theirs. Elements of large weights are not
+        copied, so a ModelProto may be larger than 2 GiB. Needs the package ``onnx``
+        (``pip install onnx``).
 
         Parameters
         ----------
@@ -335,8 +338,9 @@ class ModelGraph(_Immutable):
             Lengths for dimensions that the model names, such as ``{"batch": 8}``.
         strict : bool, optional
             Refuse unknown operators of ONNX's own domains, nodes without a required attribute or
-            with too many inputs, and shapes and types that contradict the inferred ones. False: the
-            model's shapes and types are used, and only models without a valid graph are refused.
+            with too many inputs or with inputs of incompatible shapes, and types that contradict
+            the inferred ones. False: outputs of such nodes are as the model declares them, or
+            unknown, and only models without a valid graph are refused.
         settings : Mapping, optional
             ONNX Runtime's bounds of inlining, from 1, as numbers or texts:
             ``session.function_expansion_node_limit``, of the nodes that functions expand to, by

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias
 
 from gpumem._support.arguments import is_integer, unknown
@@ -18,6 +20,9 @@ Described: TypeAlias = tuple[str, Any, Any]
 
 
 _MAX_BRACKETS = 200  # open at once in a text; protobuf reads 100 nested messages
+_MAX_ELEMENTS = 1024  # of a tensor that inference may read, such as a shape
+# Messages that hold tensors.
+_HOLDERS = ("ModelProto", "GraphProto", "FunctionProto", "NodeProto", "AttributeProto")
 
 
 def read_model(
@@ -35,6 +40,8 @@ def read_model(
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: it holds no graph")
     _bind(proto.graph, dims)
     proto = _inlined(proto)
+    _tidy(proto.graph)
+    _correct(proto)
     return _graph(_inferred(proto), None), _trouble(proto)
 
 
@@ -46,9 +53,7 @@ def _load(model: Any, settings: Mapping[str, object]) -> Any:
         raise ImportError("reading ONNX models needs the package onnx: pip install onnx") from error
     if isinstance(model, onnx.ModelProto):
         require_bounded(model, settings)
-        copied = onnx.ModelProto()
-        copied.CopyFrom(model)
-        return copied
+        return _without_weights(model)
     try:
         with open_regular(model) as file:
             data = file.read()
@@ -62,7 +67,38 @@ def _load(model: Any, settings: Mapping[str, object]) -> Any:
     except Exception as error:  # the readers of binary, text and JSON raise errors of several bases
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: {error}") from error
     require_bounded(proto, settings)
-    return proto
+    try:
+        return _without_weights(proto)
+    except UnicodeDecodeError as error:
+        raise ModelGraphError(f"the model is malformed: {error}") from None
+
+
+def _without_weights(message: Any) -> Any:
+    """Copy a model, or a part, without the elements of large tensors.
+
+    Inference does not read them, and a message above 2 GiB cannot be passed to it.
+    """
+    import onnx
+
+    copied = type(message)()
+    if isinstance(message, onnx.TensorProto) and math.prod(message.dims) > _MAX_ELEMENTS:
+        copied.name, copied.data_type = message.name, message.data_type
+        copied.dims.extend(message.dims)
+        copied.data_location = onnx.TensorProto.EXTERNAL
+        return copied
+    if type(message).__name__ not in _HOLDERS:
+        copied.CopyFrom(message)
+        return copied
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            scalar = isinstance(value, (int, float, str, bytes))
+            part = type(message)(**{field.name: value if scalar else list(value)})
+        elif hasattr(value, "ListFields"):
+            part = type(message)(**{field.name: _without_weights(value)})
+        else:
+            part = type(message)(**{field.name: [_without_weights(each) for each in value]})
+        copied.MergeFrom(part)
+    return copied
 
 
 def _named(model: object) -> str:
@@ -79,6 +115,84 @@ def _inlined(proto: Any) -> Any:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:  # its C++ raises errors of several bases
         raise ModelGraphError(f"the model is malformed: {error}") from error
+
+
+def _tidy(graph: Any) -> set[str]:
+    """Bring a graph, and those in its nodes, into the form of the specification.
+
+    ONNX Runtime accepts nodes in any order, lengths of -1, which are not known, and bodies that
+    list their weights among their inputs.
+
+    Returns
+    -------
+    set of str
+        The names that are read and belong to outer graphs.
+    """
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in _dims_of(info):
+            if dim.dim_value < 0:
+                dim.Clear()
+    makers = {name: number for number, node in enumerate(graph.node) for name in node.output}
+    needs: dict[int, dict[int, None]] = {}
+    outer: set[str] = set()
+    for number, node in enumerate(graph.node):
+        reads = {name for name in node.input if name}
+        for _, body in bodies_of(node):
+            weights = {tensor.name for tensor in body.initializer}
+            inputs = [info for info in body.input if info.name not in weights]
+            if len(inputs) < len(body.input):
+                del body.input[:]
+                body.input.extend(inputs)
+            reads |= _tidy(body)
+        needs[number] = {makers[name]: None for name in sorted(reads) if name in makers}
+        outer.update(name for name in reads if name not in makers)
+    if any(need >= number for number, before in needs.items() for need in before):
+        try:
+            order = [graph.node[number] for number in TopologicalSorter(needs).static_order()]
+        except CycleError as error:
+            names = ", ".join(
+                repr(graph.node[n].name or graph.node[n].op_type) for n in error.args[1]
+            )
+            raise ModelGraphError(f"nodes read each other's outputs: {names}") from None
+        nodes = list(map(_without_weights, order))
+        del graph.node[:]
+        graph.node.extend(nodes)
+    known = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    return outer - known
+
+
+def _correct(proto: Any) -> None:
+    """Replace shapes of nodes' outputs that contradict the operators, as ONNX Runtime does."""
+    bare = type(proto)()
+    bare.CopyFrom(proto)
+    for graph in _graphs_of(bare.graph):
+        for info in (*graph.output, *graph.value_info):
+            if info.type.HasField("tensor_type"):
+                info.type.tensor_type.ClearField("shape")
+    pairs = zip(_graphs_of(proto.graph), _graphs_of(_inferred(bare)), strict=True)
+    for graph, inferred in pairs:
+        found = {info.name: info for info in (*inferred.output, *inferred.value_info)}
+        for info in (*graph.output, *graph.value_info):
+            other = found.get(info.name, info)
+            if _contradict(_value_of(info)[2], _value_of(other)[2]):
+                info.type.tensor_type.shape.CopyFrom(other.type.tensor_type.shape)
+
+
+def _graphs_of(graph: Any) -> Iterator[Any]:
+    """Yield a graph, and those in its nodes."""
+    yield graph
+    for node in graph.node:
+        for _, body in bodies_of(node):
+            yield from _graphs_of(body)
+
+
+def _contradict(declared: list[Any] | None, found: list[Any] | None) -> bool:
+    if declared is None or found is None:
+        return False
+    lengths = zip(declared, found, strict=False)
+    return len(declared) != len(found) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in lengths
+    )
 
 
 def _inferred(proto: Any) -> Any:

@@ -20,7 +20,7 @@ from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounde
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 # ONNX operators that compute each element of the result from the elements at the same index of the
-# inputs of that shape, so that the result may overwrite such an input.
+# inputs of that shape, so that the result may overwrite the first input.
 # fmt: off
 ELEMENTWISE = frozenset((
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd",
@@ -31,6 +31,9 @@ ELEMENTWISE = frozenset((
     "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
 ))
 # fmt: on
+
+# Those of two inputs that may also overwrite the second one, as ONNX Runtime's kernels declare.
+OVER_EITHER = frozenset({"Add", "Div", "Mul", "Sub"})
 
 RUN_ONE_BODY = frozenset({"If"})  # operators that run only one of their bodies
 
@@ -164,9 +167,7 @@ class Lifetimes:
             return None
         if node.op_type in VIEWS:
             return self._view(tenant, node, step)
-        if node.op_type in ELEMENTWISE and not node.body_graphs:
-            return self._over(tenant, node, step, number)
-        return None
+        return self._over(tenant, node, step, number)
 
     def _view(self, tenant: Tenant, node: Node, step: Step) -> Reuse | None:
         if not node.inputs or node.inputs[0] is None:
@@ -182,18 +183,30 @@ class Lifetimes:
         return Reuse("view", source)
 
     def _over(self, tenant: Tenant, node: Node, step: Step, number: int) -> Reuse | None:
-        sources = [Tenant(v, self._copies.memory_for(v, step.device)) for v in node.reads]
-        for source in sources:
+        reads = [Tenant(v, self._copies.memory_for(v, step.device)) for v in node.reads]
+        for source in reads:
             storage = self._of.get(source)
             if storage is None or storage.memory != tenant.memory or storage.is_given:
                 continue
             old, new = source.value, tenant.value
             same_layout = (old.dtype, old.shape) == (new.dtype, new.shape)
             # A second input in the same bytes, under another shape, would change while it is read.
-            alone = not any(self._of.get(o) is storage for o in sources if o != source)
-            if same_layout and alone and storage.last == number:
+            alone = not any(self._of.get(o) is storage for o in reads if o != source)
+            allowed = may_overwrite(node, source.value)
+            if allowed and same_layout and alone and storage.last == number:
                 return Reuse("in_place", source)
         return None
+
+
+def may_overwrite(node: Node, value: Value) -> bool:
+    """Return whether the first output of a node may lie over an input, for every kernel.
+
+    A kernel that folds input after input into the result may overwrite the first one alone.
+    """
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ELEMENTWISE or node.body_graphs:
+        return False
+    either = node.op_type in OVER_EITHER and len(node.inputs) == 2
+    return value not in node.inputs[2 if either else 1 :]
 
 
 # ---- memory inside a node that holds graphs ------------------------------------------------------

@@ -220,7 +220,11 @@ class MemoryPlan:
         kernel : callable
             Called for each node in the planned order with the node, its inputs, and the Tensors
             for its outputs; None where an optional one is left out. Not called for nodes that
-            return a view.
+            return a view. The result of an elementwise operator of ONNX may lie over its first
+            input, and that of Add, Sub, Mul and Div over either: the kernel reads the elements at
+            an index of both before it writes the result there. Sum, Max, Min and Mean may be
+            computed input after input, since no other input is overwritten. ``in_place=False`` of
+            `plan_memory` excludes all of this.
         inputs : Mapping
             Arrays or Tensors by name; they are copied to their places.
         memory

@@ -13,7 +13,7 @@ from gpumem.device import MemoryInfo
 from gpumem.errors import ModelGraphError
 from gpumem.planning.assignment.copies import HOST, PlannedCopy
 from gpumem.planning.assignment.placement import Step
-from gpumem.planning.memory.lifetimes import Tenant
+from gpumem.planning.memory.lifetimes import Tenant, may_overwrite
 
 if TYPE_CHECKING:
     from gpumem.planning.memory.memory_plan import MemoryPlan
@@ -93,9 +93,18 @@ class _Replay:
         for tenant in writes:
             reuse = plan.reuses.get(tenant)
             if reuse is not None and reuse.kind == "in_place":
+                self._require_allowed(tenant, reuse.source)
                 overwritten.add(self._origin(reuse.source))
             self._write(tenant)
         self._read(t for t in (*reads, *writes) if self._origin(t) not in overwritten)
+
+    def _require_allowed(self, tenant: Tenant, source: Tenant) -> None:
+        node = self._plan.placement.graph.producer(tenant.value)
+        if node is None or not may_overwrite(node, source.value):
+            raise ModelGraphError(
+                f"{tenant.value!r} lies over {source.value!r}, which {node!r} may read after it "
+                "has written the result"
+            )
 
     def end(self) -> None:
         """Read the outputs, and the weights, which must be unchanged."""
