@@ -13,6 +13,7 @@ import threading
 import warnings
 from typing import Any
 
+from . import skipped
 from .null import load
 from .run import ScriptRun, answer_to
 
@@ -41,7 +42,7 @@ def is_import(node: ast.stmt) -> bool:
 def main(order: dict[str, Any]) -> None:
     """Run the script over each allocator, at once, and wait for the runs."""
     library = load(order["library"], order["device"])
-    importlib.import_module("torch")
+    skipped.follow(importlib.import_module("torch"), order["folder"])
     script = os.path.abspath(order["command"][0])
     program = sys.argv[0]
     sys.argv = list(order["command"])
