@@ -13,9 +13,9 @@ import threading
 import warnings
 from typing import Any
 
-from . import skipped
 from .null import load
 from .run import ScriptRun, answer_to
+from .skipped import skip_host_work
 
 
 def import_ahead(script: str) -> bool:
@@ -42,7 +42,7 @@ def is_import(node: ast.stmt) -> bool:
 def main(order: dict[str, Any]) -> None:
     """Run the script over each allocator, at once, and wait for the runs."""
     library = load(order["library"], order["device"])
-    skipped.follow(importlib.import_module("torch"), order["folder"])
+    skip_host_work(importlib.import_module("torch"), order["folder"])
     script = os.path.abspath(order["command"][0])
     program = sys.argv[0]
     sys.argv = list(order["command"])

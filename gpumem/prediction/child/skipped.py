@@ -26,7 +26,7 @@ _unknown: dict[int, Any] = {}  # weak references to storages with unknown values
 _kept: list[Any] = []
 
 
-def follow(torch: Any, folder: str) -> None:
+def skip_host_work(torch: Any, folder: str) -> None:
     """Skip such work from now on; checkpoints are written into a folder, without their data."""
     _follow_saves(torch, folder)
     _follow_loads(torch)
