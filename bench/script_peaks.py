@@ -50,6 +50,7 @@ def measure(
     """Run a script in a process of its own; return its row."""
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         order = {"command": command, "steps": steps, "folder": folder, "limit": limit}
+        order |= {"until": "", "recorded": ""}
         own = [sys.executable, "-m", "bench.script_peaks", "--here", json.dumps(order)]
         row: dict[str, Any] = {"script": command[0], "allocator": allocator}
         try:

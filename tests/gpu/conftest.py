@@ -1,5 +1,10 @@
-"""Everything here needs a CUDA device; without one the whole folder is skipped, with the reason."""
+"""Everything here needs a CUDA device; without one the whole folder is skipped, with the reason.
 
+Over the null CUDA (see `.ci/null`) the tests of PyTorch run but for those that need computed values
+or other processes; `NOT_OVER_THE_NULL_CUDA` names them.
+"""
+
+import os
 import threading
 
 import numpy as np
@@ -8,9 +13,19 @@ import pytest
 import gpumem
 
 STATUS = gpumem.driver_status()
+NOT_OVER_THE_NULL_CUDA = {
+    "processes.shared": "memory is not shared with other processes",
+    "tensors_for_the_other_allocator": "memory is not shared with other processes",
+}
+"""Parts of tests' names, with the reasons."""
 
 
 def pytest_collection_modifyitems(items):
+    if "GPUMEM_TEST_NULL_CUDA" in os.environ:
+        for item in items:
+            for part, reason in NOT_OVER_THE_NULL_CUDA.items():
+                if part in item.name:
+                    item.add_marker(pytest.mark.skip(reason=f"over the null CUDA: {reason}"))
     if STATUS.available:
         return
     skip = pytest.mark.skip(reason=f"needs a CUDA device: {STATUS.reason}")

@@ -14,6 +14,9 @@ from gpumem.prediction.pytorch import require
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/prediction/programs"
+PEAKS = json.loads((ROOT / "bench/scripts/h200.json").read_text())["peaks"]
+LIMITS = {"default": 0.01, "expandable": 0.005, "gpumem": 0.02}
+"""How far a predicted reserved peak may be from that of a GPU, as a part of it."""
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +25,16 @@ def _needs_pytorch():
         require()
     except GpumemError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["language_model", "text_generator"])
+def test_program_has_the_peaks_of_an_h200(name):
+    runs = predict_script([str(PROGRAMS / f"{name}.py")], gpu="h200").runs
+    for allocator, real in PEAKS[name].items():
+        run = runs[allocator]
+        assert run.is_complete, run.output
+        assert run.live == pytest.approx(real["live"], rel=0.002), allocator
+        assert run.reserved == pytest.approx(real["reserved"], rel=LIMITS[allocator]), allocator
 
 
 def test_bench_of_scripts_counts_what_a_prediction_counts(tmp_path):

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 from .callers import Callers
 from .null import ASSUMED, REFUSED, Listener
-from .skipped import said
 
 MAX_READS = 10_000
 """Reads at one line between two steps: more are a loop that waits for a value."""
@@ -231,7 +230,7 @@ class ScriptRun:
             "reserved": max((reserved for _, reserved in self.peaks.values()), default=0),
             "reads": [[*key, count] for key, count in self.reads.most_common()],
             "refused": [[*key, count] for key, count in self.refused.most_common()],
-            "assumed": [*self.assumed, *said],
+            "assumed": list(self.assumed),
             "mode": self.mode,
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }
