@@ -219,8 +219,12 @@ def likely_category(stack: Frames) -> int:
 
 
 def modules_of(stack: Frames) -> str:
-    """Name the modules in which a stack allocates, by their functions ``forward``; "": none."""
-    names = [module_named(name) for _, _, name in stack if name.endswith(".forward")]
+    """Name the modules in which a stack allocates, by their functions ``forward``; "": none.
+
+    A function of that name inside another function wraps one of a module.
+    """
+    methods = (name for _, _, name in stack if name.endswith(".forward"))
+    names = [module_named(name) for name in methods if not name.endswith("<locals>.forward")]
     return MODULE_JOIN.join(reversed(names))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,39 +106,31 @@ def _by_category(trace: Trace, details: Details) -> Groups | None:
     return Groups(details.category.astype(np.int64), details.categories)
 
 
-def _by_module(trace: Trace, details: Details) -> Groups | None:
-    if details.module is None:
-        return None
-    return Groups(details.module.astype(np.int64) + 1, (NO_MODULE, *details.modules))
-
-
 def _by_phase(trace: Trace, details: Details) -> Groups | None:
-    if not details.phases:
-        return None
-    paths = phase_paths(details.phases)
-    names = {OUTSIDE: 0}
-    number = np.array([0, *(names.setdefault(path, len(names)) for path in paths)])
-    begin, _ = trace.lives()
-    return Groups(number[innermost(details.phases, trace.events)[begin] + 1], tuple(names))
+    number = innermost(details.phases, trace.events)[trace.lives()[0]] if details.phases else None
+    return _grouped(number, phase_paths(details.phases), OUTSIDE)
 
 
 def _by_stack(name_of: Callable[[Frames], str]) -> Callable[[Trace, Details], Groups | None]:
-    def group(trace: Trace, details: Details) -> Groups | None:
-        if details.stack is None:
-            return None
-        names = {NO_STACK: 0}
-        found = (name_of(stack) for stack in details.stacks)
-        number = np.array([0, *(names.setdefault(name, len(names)) for name in found)])
-        return Groups(number[details.stack + 1], tuple(names))
+    return lambda _, details: _grouped(details.stack, map(name_of, details.stacks), NO_STACK)
 
-    return group
+
+def _grouped(
+    number: NDArray[np.integer[Any]] | None, names: Iterable[str], missing: str
+) -> Groups | None:
+    """Group by the numbers of names, of which some may be alike; -1 means the missing one."""
+    if number is None:
+        return None
+    places = {missing: 0}
+    of = np.array([0, *(places.setdefault(name, len(places)) for name in names)])
+    return Groups(of[number.astype(np.int64) + 1], tuple(places))
 
 
 GROUPINGS: dict[str, Callable[[Trace, Details], Groups | None]] = {
     "owner": _by_owner,
     "category": _by_category,
     "phase": _by_phase,
-    "module": _by_module,
+    "module": lambda _, details: _grouped(details.module, details.modules, NO_MODULE),
     "stack": _by_stack(lambda stack: " < ".join(map(line_of, own_frames(stack)))),
     "function": _by_stack(lambda stack: own_frames(stack)[0][2]),
     "file": _by_stack(lambda stack: own_frames(stack)[0][0]),
@@ -162,12 +154,10 @@ def expressions_of(rules: Rules) -> list[tuple[str, re.Pattern[str]]]:
     return found
 
 
-def _by_rules(details: Details, rules: Rules) -> Groups:
+def _by_rules(details: Details, rules: Rules) -> Groups | None:
     """Group by the first rule that is found in the owner or the stack."""
-    names = {REST: 0}
     of_owner = np.full(len(details.owners), len(rules))
     of_stack = np.full(len(details.stacks) + 1, len(rules))  # the last: no stack
-    number = np.zeros(len(rules) + 1, np.int64)
     for place, (_, expression) in reversed(list(enumerate(expressions_of(rules)))):
         of_owner[[*map(bool, map(expression.search, details.owners))]] = place
         texts = (
@@ -175,12 +165,10 @@ def _by_rules(details: Details, rules: Rules) -> Groups:
             for stack in details.stacks
         )
         of_stack[[*map(bool, map(expression.search, texts)), False]] = place
-    for place, (name, _) in enumerate(rules):
-        number[place] = names.setdefault(name, len(names))
     first = of_owner[details.owner]
     if details.stack is not None:
         first = np.minimum(first, of_stack[details.stack])
-    return Groups(number[first], tuple(names))
+    return _grouped(first, [*(name for name, _ in rules), REST], REST)
 
 
 # ---- phases --------------------------------------------------------------------------------------

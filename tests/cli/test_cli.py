@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.torch_snapshots import entry
+from helpers.torch_snapshots import entry, snapshot_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -258,9 +258,7 @@ def test_replay_with_lag_shows_what_unfinished_work_withholds(gpumem_command):
 
 
 def test_replay_reads_every_format(gpumem_command, tmp_path, small_trace):
-    snapshot = tmp_path / "snapshot.pickle"
-    entry = {"action": "alloc", "addr": 512, "size": 4096, "stream": 0, "time_us": 1}
-    snapshot.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry]]}))
+    snapshot = snapshot_file(tmp_path / "snapshot.pickle", [entry("alloc", 512, 4096)])
     log = tmp_path / "rmm.csv"
     log.write_text(
         "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x200,4096,0x0\n"
@@ -272,9 +270,8 @@ def test_replay_reads_every_format(gpumem_command, tmp_path, small_trace):
 
 
 def test_replay_names_the_memory_of_several_that_it_takes(gpumem_command, tmp_path):
-    path = tmp_path / "snapshot.pickle"
     busy = [entry("alloc", 512 * i, 1) for i in range(1, 4)]
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[busy[0]], busy]}))
+    path = snapshot_file(tmp_path / "snapshot.pickle", [busy[0]], busy)
     code, out, err = gpumem_command("replay", path, "--device", "host", "--json")
     assert (code, one_object(out)["memory"], one_object(out)["events"]) == (0, "device 1", 3)
     assert "has device 0, device 1; device 1 is replayed (--memory)" in err

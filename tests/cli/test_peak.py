@@ -1,10 +1,10 @@
 """``gpumem peak``, and ``gpumem report --diff``."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
+from helpers.torch_snapshots import entry, snapshot_file
 
 import gpumem
 from gpumem import observe
@@ -91,14 +91,10 @@ def recorded(path, kept):
 
 def snapshot(path, *devices):
     """Write a snapshot of PyTorch with a block of each of these sizes, on devices of their own."""
-    traces = [
-        [{"action": "alloc", "addr": 4096, "size": size, "stream": 0, "time_us": 1,
-          "frames": [{"filename": "/job/train.py", "line": 3, "name": "load"}]}]
-        for size in devices
-    ]  # fmt: skip
+    frames = [{"filename": "/job/train.py", "line": 3, "name": "load"}]
+    traces = [[entry("alloc", 4096, size, frames=frames)] for size in devices]
     path.parent.mkdir()
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
-    return path
+    return snapshot_file(path, *traces)
 
 
 def test_growth_is_that_of_the_busiest_memories_under_the_names_of_both(gpumem_command, tmp_path):

@@ -1,4 +1,13 @@
-"""Parts of PyTorch's memory snapshots, as dicts."""
+"""PyTorch's memory snapshots as files, and their parts as dicts."""
+
+import pickle
+
+
+def snapshot_file(path, *device_traces, segments=(), protocol=None, **more):
+    """Write a snapshot of these histories; return its path."""
+    plain = {"segments": [*segments], "device_traces": [*device_traces], **more}
+    path.write_bytes(pickle.dumps(plain, protocol=protocol))
+    return path
 
 
 def entry(action, addr, size, stream=0, time_us=1_700_000_000_000_000, **more):

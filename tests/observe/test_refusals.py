@@ -1,8 +1,7 @@
 """Refused requests in recordings, traces and figures of a run."""
 
-import pickle
-
 import pytest
+from helpers.torch_snapshots import entry, snapshot_file
 
 import gpumem
 from gpumem._events import recorder
@@ -94,12 +93,9 @@ def test_facts_of_a_damaged_file_are_left_out():
 
 
 def test_oom_entry_of_pytorch_is_a_refusal_with_the_bytes_live_then(tmp_path):
-    entry = {"action": "alloc", "addr": 256, "size": 512, "stream": 0, "time_us": 1, "frames": []}
     frame = {"filename": "/job/train.py", "line": 3, "name": "step"}
     oom = {"action": "oom", "size": 4096, "stream": 0, "device_free": 100, "frames": [frame]}
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry, oom]]}))
-    (refusal,) = peak(path).refused
+    (refusal,) = peak(snapshot_file(tmp_path / "snapshot", [entry("alloc", 256, 512), oom])).refused
     assert refusal == RefusedRequest(
         4096,
         memory="device 0",

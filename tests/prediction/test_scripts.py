@@ -413,13 +413,32 @@ def test_streams_events_pinned_memory_and_graphs_work(predicted):
     assert run.end == "script", run.output
 
 
-def test_convolutions_say_that_their_workspaces_are_not_counted(predicted):
+@pytest.mark.parametrize("gpu", ["h100", "a100", "t4", "5090"])
+def test_convolutions_have_the_workspaces_that_cudnn_states_for_the_gpu(predicted, gpu):
+    run = predicted(
+        """
+        layer = torch.nn.Conv2d(64, 128, 3, padding=1, bias=False, device="cuda")
+        with torch.no_grad():
+            layer(torch.empty(32, 64, 56, 56, device="cuda"))
+        """,
+        gpu=gpu,
+    )
+    assert run.end == "script", run.output
+    tensors = 4 * (64 * 128 * 9 + 32 * (64 + 128) * 56 * 56)
+    assert tensors < run.live < 2 * tensors
+    assert not run.assumed and not run.refused
+
+
+def test_attention_of_cudnn_needs_no_compiler(predicted):
     run = predicted("""
-        layer = torch.nn.Conv2d(3, 8, 3).cuda()
-        layer(torch.ones(2, 3, 32, 32, device="cuda")).sum().backward()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        values = torch.empty(2, 8, 512, 64, device="cuda", dtype=torch.half, requires_grad=True)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            found = torch.nn.functional.scaled_dot_product_attention(values, values, values)
+        found.sum().backward()
         """)
     assert run.end == "script", run.output
-    assert run.assumed == ["workspaces of cuDNN are not counted"]
+    assert not run.assumed and not run.refused
 
 
 def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):

@@ -2,14 +2,13 @@
 
 import json
 import os
-import pickle
 import re
 import time
 from pathlib import Path
 
 import pytest
 from helpers.runs import MIB, million_events, small_run
-from helpers.torch_snapshots import block_of, entry, segment
+from helpers.torch_snapshots import block_of, entry, segment, snapshot_file
 
 from gpumem import observe
 from gpumem.report import write_report
@@ -285,11 +284,8 @@ def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
 
 
 def test_page_of_one_block_from_before_a_history_says_so(page_of, tmp_path):
-    path = tmp_path / "snapshot.pickle"
     segments = [segment(4096, block_of(MIB))]
-    path.write_bytes(
-        pickle.dumps({"segments": segments, "device_traces": [[entry("snapshot", 0, 0)]]})
-    )
+    path = snapshot_file(tmp_path / "snapshot", [entry("snapshot", 0, 0)], segments=segments)
     page = page_of(path)
     assert "1 event, frees included" in page.text("#figures")
     assert page.text("#subtitle").startswith("PyTorch's snapshot")

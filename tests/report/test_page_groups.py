@@ -220,6 +220,26 @@ def test_bar_of_a_frame_is_widened_and_narrowed_and_shows_libraries(told):
     assert told.text("#tip").split("\n")[:3] == ["main (/job/train.py:40)", "Live", "6 MiB, 85.7 %"]
 
 
+def test_flame_graph_of_one_line_of_the_program_has_frames_of_libraries(page_of):
+    run = told_run()
+    frames = run.details.stacks[1], run.details.stacks[1]
+    page = page_of(replace(run, details=replace(run.details, stacks=frames)))
+    assert page.browser.evaluate("document.querySelector('#flame-all').checked")
+    assert ["call (nn.py:9) 6 MiB", 0.86] in bars(page)
+    page.press("#flame-all")
+    assert "call" not in page.text("#flame")
+
+
+def test_long_paths_of_modules_have_their_last_names_in_a_key(page_of):
+    run = told_run()
+    modules = dict(module=np.array([0, 1, 1], np.int32), modules=("Net / Block / Linear", "Net"))
+    details = replace(run.details, owner=np.zeros(3, np.int32), owners=("a",), **modules)
+    assert set(key(page_of(replace(run, details=details)))) == {
+        "\N{HORIZONTAL ELLIPSIS} / Block / Linear",
+        "Net",
+    }
+
+
 def test_page_without_stacks_has_no_flame_graph(page_of):
     assert page_of(small_run()).hidden("#flame-panel")
 

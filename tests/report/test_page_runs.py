@@ -1,9 +1,8 @@
 """Several runs on one page: devices, processes, before and after a change."""
 
-import pickle
-
 import pytest
 from helpers.runs import MIB, small_run, told_run
+from helpers.torch_snapshots import entry, snapshot_file
 
 from gpumem.report import write_report
 from gpumem.report.joined import add_runs
@@ -73,14 +72,13 @@ def test_sum_of_runs_leaves_out_processes_that_had_ended(page_of, seconds, ended
 
 
 def test_devices_of_a_torch_snapshot_are_runs_of_one_page(open_page, tmp_path):
-    def entry(size, address, line):
+    def alloc(size, address, line):
         frames = [{"filename": "/job/train.py", "line": line, "name": "step"}]
-        more = {"stream": 0, "time_us": 1_700_000_000_000_000 + line * 1000}
-        return {"action": "alloc", "addr": address, "size": size, "frames": frames, **more}
+        time_us = 1_700_000_000_000_000 + line * 1000
+        return entry("alloc", address, size, time_us=time_us, frames=frames)
 
-    traces = [[entry(MIB, 1 << 20, 5)], [entry(2 * MIB, 1 << 20, 7), entry(MIB, 1 << 30, 9)]]
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
+    traces = [[alloc(MIB, 1 << 20, 5)], [alloc(2 * MIB, 1 << 20, 7), alloc(MIB, 1 << 30, 9)]]
+    path = snapshot_file(tmp_path / "snapshot.pickle", *traces)
     report = write_report(path, tmp_path / "page.html")
     assert [run.peak_live_bytes for run in report.runs] == [MIB, 3 * MIB]
     assert report.peak_live_bytes == 3 * MIB  # the busiest is shown first

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from helpers.runs import MIB, small_run, told_run
+from helpers.torch_snapshots import entry, snapshot_file
 
 import gpumem
 from gpumem import observe
@@ -224,24 +225,20 @@ def test_report_of_a_running_recording_is_refused(tmp_path, arena):
 
 
 def test_torch_snapshot_report_has_source_lines_segments_and_failures(tmp_path):
-    def entry(action, size, addr=4096, **more):
-        return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 5, **more}
-
     frames = [
         {"filename": "at::empty", "name": "empty", "line": 0},
         {"filename": "/x/torch/nn/linear.py", "name": "forward", "line": 9},
         {"filename": "train.py", "name": "step", "line": 3},
     ]
     entries = [
-        entry("segment_alloc", 2 * MIB),
-        entry("alloc", 1000, frames=frames),
-        entry("oom", 1 << 40),
-        entry("alloc", 500, addr=8192, frames=frames[:2]),
-        entry("free_completed", 500, addr=8192),
-        entry("segment_free", 2 * MIB),
+        entry("segment_alloc", 4096, 2 * MIB),
+        entry("alloc", 4096, 1000, frames=frames),
+        entry("oom", 4096, 1 << 40),
+        entry("alloc", 8192, 500, frames=frames[:2]),
+        entry("free_completed", 8192, 500),
+        entry("segment_free", 4096, 2 * MIB),
     ]
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [entries]}))
+    path = snapshot_file(tmp_path / "snapshot.pickle", entries)
     details = load_trace(path).details
     assert details.owners == ("step (train.py:3)", "forward (/x/torch/nn/linear.py:9)")
     assert details.address.tolist() == [4096, 8192]

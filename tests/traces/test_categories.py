@@ -122,7 +122,8 @@ def test_traces_without_phases_and_purposes_have_no_categories() -> None:
 
 def test_modules_are_told_or_known_by_the_functions_forward_of_a_stack() -> None:
     builder = TraceBuilder()
-    stack = (("nn.py", 1, "Linear.forward"), ("a.py", 2, "make.<locals>.Net.forward"), LOOP)
+    module = ("nn.py", 1, "Linear.forward"), ("a.py", 2, "make.<locals>.Net.forward")
+    stack = (*module, ("wrap.py", 3, "in_float32.<locals>.forward"), LOOP)
     for number, frames in enumerate((stack, (LOOP,), ()), start=1):
         builder.alloc("", 4096 * number, 100, 0, 0, "", frames)
     builder.categorize(4096 * 3, "gradients", "Net / Norm")

@@ -1,9 +1,8 @@
 """Stacks and segments in traces, from every format that has them; a trace of each memory."""
 
-import pickle
-
 import numpy as np
 import pytest
+from helpers.torch_snapshots import entry, snapshot_file
 
 import gpumem
 from gpumem import observe
@@ -76,23 +75,13 @@ def test_snapshots_give_the_stack_of_each_block(tmp_path, arena):
     del kept
 
 
-def torch_snapshot(path, *devices):
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": list(devices)}))
-    return path
-
-
-def entry(action, address, size, frames=(), time_us=0):
-    named = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time_us}
-    return {**named, "frames": [*frames]}
-
-
 def test_torch_snapshot_gives_stacks_also_native_ones(tmp_path):
     frames = [
         {"filename": "??", "line": 0, "name": "at::empty"},
         {"filename": "/job/train.py", "line": 7, "name": "step"},
         {"filename": 5, "line": 1, "name": "broken"},
     ]
-    path = torch_snapshot(tmp_path / "s.pickle", [entry("alloc", 512, 64, frames)])
+    path = snapshot_file(tmp_path / "s.pickle", [entry("alloc", 512, 64, frames=frames)])
     details = load_trace(path).details
     assert details.stacks == ((("??", 0, "at::empty"), ("/job/train.py", 7, "step")),)
     assert details.owners == ("step (/job/train.py:7)",)
@@ -131,7 +120,7 @@ def test_segments_of_random_changes_cover_what_is_mapped(rng):
 
 
 def test_torch_snapshot_gives_segments_with_borders(tmp_path):
-    path = torch_snapshot(
+    path = snapshot_file(
         tmp_path / "s.pickle",
         [
             entry("segment_map", 1 << 20, 2 * MIB),
@@ -201,7 +190,7 @@ def test_segment_of_a_page_ends_at_the_address_that_it_left(tmp_path, names_the_
 def test_load_traces_gives_each_memory_and_load_trace_the_busiest(tmp_path):
     one = [entry("alloc", 512, 64, time_us=1_700_000_000_000_000)]
     two = [entry("alloc", 512, 64), entry("alloc", 1024, 64)]
-    path = torch_snapshot(tmp_path / "s.pickle", one, [], two)
+    path = snapshot_file(tmp_path / "s.pickle", one, [], two)
     found = load_traces(path)
     assert [trace.meta["device"] for trace in found] == [0, 2]
     assert found[0].meta["first_us"] == 1_700_000_000_000_000

@@ -5,7 +5,7 @@ import json
 import pickle
 
 import pytest
-from helpers.torch_snapshots import block_of, entry, segment
+from helpers.torch_snapshots import block_of, entry, segment, snapshot_file
 
 from gpumem.report import write_report
 from gpumem.report.data import notice_of
@@ -22,9 +22,7 @@ def load(tmp_path):
     """Load the only trace of a snapshot of these entries and segments."""
 
     def load(entries, *segments):
-        path = tmp_path / "snapshot.pickle"
-        path.write_bytes(pickle.dumps({"segments": [*segments], "device_traces": [entries]}))
-        return load_trace(path)
+        return load_trace(snapshot_file(tmp_path / "snapshot", entries, segments=segments))
 
     return load
 
@@ -148,9 +146,8 @@ def test_skipped_allocations_are_live_from_the_beginning(load):
 
 
 def test_each_device_has_the_blocks_of_its_own_segments(tmp_path):
-    path = tmp_path / "snapshot.pickle"
     segments = [segment(BASE, block_of(MIB)), segment(BASE, block_of(2 * MIB), device=1)]
-    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [life(4096, 512), []]}))
+    path = snapshot_file(tmp_path / "snapshot", life(4096, 512), [], segments=segments)
     assert [trace.peak_requested for trace in load_traces(path)] == [MIB + 512, 2 * MIB]
     assert load_trace(path).meta["device"] == 0  # it has more events
     assert load_trace(path, device=1).peak_requested == 2 * MIB
@@ -166,10 +163,9 @@ def test_snapshot_in_json_and_list_of_segments_are_read(tmp_path):
 
 
 def test_report_of_several_devices_has_the_notice_of_each(tmp_path):
-    path = tmp_path / "snapshot.pickle"
     segments = [segment(BASE, block_of(MIB)), segment(BASE, block_of(MIB), device=1)]
     traces = [life(4096, 512), life(BASE, 512, "alloc")]
-    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": traces}))
+    path = snapshot_file(tmp_path / "snapshot", *traces, segments=segments)
     report = write_report(path, tmp_path / "page.html")
     assert report.notice.startswith("device 0: 1 block was live before the first entry")
     assert "device 1" not in report.notice

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.torch_snapshots import entry
+from helpers.torch_snapshots import entry, snapshot_file
 
 from gpumem.errors import TraceError
 from gpumem.traces import Trace, load_trace
@@ -37,17 +36,11 @@ def load(tmp_path: Any) -> Load:
             action = "alloc" if frames else "free_completed"
             more = {"frames": frames[0]} if frames else {}
             listed.append(entry(action, 4096 * address, 100, time_us=time_us, **more))
-        snapshot = {
-            "segments": [],
-            "device_traces": [listed],
-            "external_annotations": [
-                {"stage": stage, "name": name, "time_us": time_us, "device": 0}
-                for stage, name, time_us in ranges
-            ],
-        }
-        path = tmp_path / "snapshot.pickle"
-        path.write_bytes(pickle.dumps(snapshot))
-        return load_trace(path)
+        told = [
+            {"stage": stage, "name": name, "time_us": time_us, "device": 0}
+            for stage, name, time_us in ranges
+        ]
+        return load_trace(snapshot_file(tmp_path / "snapshot", listed, external_annotations=told))
 
     return load
 
@@ -148,10 +141,7 @@ def test_snapshots_of_other_programs_have_neither(load: Load) -> None:
     ],
 )
 def test_damaged_ranges_are_refused(tmp_path: Any, annotations: object, message: str) -> None:
-    snapshot = {
-        "device_traces": [[entry("alloc", 4096, 100)]],
-        "external_annotations": annotations,
-    }
-    (path := tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+    history = [entry("alloc", 4096, 100)]
+    path = snapshot_file(tmp_path / "snapshot", history, external_annotations=annotations)
     with pytest.raises(TraceError, match=message):
         load_trace(path)

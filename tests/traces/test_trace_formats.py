@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import child
-from helpers.torch_snapshots import block_of, entry, segment
+from helpers.torch_snapshots import block_of, entry, segment, snapshot_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -406,27 +406,6 @@ def test_oversized_file_is_refused_unread(tmp_path):
 # ------------------------------------------------------------------------------ torch snapshots
 
 
-def snapshot_file(path, *device_traces, protocol=4):
-    segment = {
-        "address": 1 << 40,
-        "total_size": 2 << 20,
-        "stream": 0,
-        "segment_type": "small",
-        "segment_pool_id": (0, 0),
-        "device": 0,
-        "blocks": [{"size": 512, "requested_size": 100, "state": "inactive"}],
-    }
-    settings = {"expandable_segments": False, "garbage_collection_threshold": 0.0}
-    snapshot = {
-        "segments": [segment],
-        "device_traces": list(device_traces),
-        "allocator_settings": settings,
-        "external_annotations": None,
-    }
-    path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
-    return path
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_torch_snapshot_becomes_blocks_and_numbered_streams(tmp_path, protocol):
     now = 1_700_000_000_000_000
@@ -439,7 +418,10 @@ def test_torch_snapshot_becomes_blocks_and_numbered_streams(tmp_path, protocol):
         entry("alloc", 0x1000, 80, stream=0, time_us=now + 9),
         entry("snapshot", 0, 0, time_us=now + 10),
     ]
-    trace = load_trace(snapshot_file(tmp_path / "snap.bin", entries, protocol=protocol))
+    unused = {"allocator_settings": {"expandable_segments": False}, "external_annotations": None}
+    unused["segments"] = [segment(1 << 40, block_of(512, "inactive"), segment_type="small")]
+    path = snapshot_file(tmp_path / "snap.bin", entries, protocol=protocol, **unused)
+    trace = load_trace(path)
     assert trace.action.tolist() == [0, 1, 0, 1, 2, 0]
     assert trace.block.tolist() == [0, 0, 1, 1, 1, 2]
     assert trace.size.tolist() == [64, 64, 100, 100, 100, 80]
@@ -476,8 +458,7 @@ def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol
         def __reduce__(self):
             return os.system, (f"touch {marker}",)
 
-    path = tmp_path / "evil.pickle"
-    path.write_bytes(pickle.dumps({"device_traces": [[Malicious()]]}, protocol=protocol))
+    path = snapshot_file(tmp_path / "evil.pickle", [Malicious()], protocol=protocol)
     named = "the opcode 'c'" if protocol < 4 else r"'(posix|nt)\.system'"
     with pytest.raises(TraceError, match=f"{named}, expected plain data only"):
         load_trace(path)
@@ -486,8 +467,7 @@ def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol
 
 @pytest.mark.parametrize("value", [print, OrderedDict(), np.float64(1), 1j])
 def test_pickle_with_harmless_globals_is_refused(tmp_path, value):
-    path = tmp_path / "global.pickle"
-    path.write_bytes(pickle.dumps({"device_traces": [[value]]}))
+    path = snapshot_file(tmp_path / "global.pickle", [value])
     with pytest.raises(TraceError, match="expected plain data only"):
         load_trace(path)
 
@@ -509,8 +489,7 @@ def nested_lists(depth):
     ids=["nested", "digits", "digits in a list"],
 )
 def test_unprintable_value_is_refused_in_one_line(tmp_path, entry):
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps({"device_traces": [[entry]]}))
+    path = snapshot_file(tmp_path / "snapshot.pickle", [entry])
     with pytest.raises(TraceError, match=r"entry 0: (action|addr) is") as caught:
         load_trace(path)
     assert len(str(caught.value).splitlines()) == 1
@@ -533,11 +512,10 @@ def test_pickle_that_names_more_bytes_than_it_has_is_refused_unread(tmp_path, da
 
 
 def test_value_that_holds_one_list_a_billion_times_is_shown_in_short(tmp_path):
-    path = tmp_path / "snapshot.pickle"
     value = []
     for _ in range(30):
         value = [value, value]
-    path.write_bytes(pickle.dumps({"segments": [value]}))
+    path = snapshot_file(tmp_path / "snapshot.pickle", segments=[value])
     with pytest.raises(TraceError, match=r"segment 0 is \[\[\[") as caught:
         load_trace(path)
     assert len(str(caught.value)) < 300
@@ -553,12 +531,10 @@ def test_long_name_in_a_pickle_is_shown_in_short(tmp_path):
 
 @pytest.mark.parametrize("key", ["device_traces", "segments"])
 def test_pickle_of_one_list_many_times_is_refused(tmp_path, key):
-    path = tmp_path / "snapshot.pickle"
-    if key == "device_traces":
-        value = {key: [[entry("alloc", 512, 1)] * 1000] * 1000}
-    else:
-        value = {key: [segment(0, *[block_of(512)] * 1000)] * 1000}
-    path.write_bytes(pickle.dumps(value))
+    many = {"device_traces": [entry("alloc", 512, 1)], "segments": segment(0, block_of(512))}
+    many["device_traces"] *= 1000
+    many["segments"]["blocks"] *= 1000
+    (path := tmp_path / "snapshot.pickle").write_bytes(pickle.dumps({key: [many[key]] * 1000}))
     with pytest.raises(
         TraceError, match=r"damaged pickle: 1000000 (entries|blocks) in \d{4} bytes"
     ):
@@ -577,7 +553,7 @@ def test_deeply_nested_value_of_a_snapshot_is_refused_in_one_line(tmp_path, key)
 
 def test_log_that_reserves_more_than_63_bits_is_refused(tmp_path):
     entries = [entry("segment_alloc", 0, MAX_SIZE)] * ((1 << 14) + 1)
-    with pytest.raises(TraceError, match=r"entry 16383: \d+ bytes are held, expected 0\.\."):
+    with pytest.raises(TraceError, match=r"entry 16384: \d+ bytes are held, expected 0\.\."):
         load_trace(snapshot_file(tmp_path / "s", entries))
 
 
@@ -661,9 +637,8 @@ def test_torch_snapshot_without_history_gives_the_blocks_in_use(tmp_path):
 
 
 def test_blocks_without_addresses_follow_each_other(tmp_path):
-    path = tmp_path / "snapshot.pickle"
     blocks = block_of(512), block_of(1024, "inactive"), block_of(256)
-    path.write_bytes(pickle.dumps({"segments": [segment(4096, *blocks)]}))
+    path = snapshot_file(tmp_path / "snapshot.pickle", segments=[segment(4096, *blocks)])
     assert load_trace(path).details.address.tolist() == [4096, 4096 + 1536]
 
 

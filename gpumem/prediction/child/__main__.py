@@ -8,7 +8,13 @@ import os
 import sys
 import types
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Import this folder under another name, and carry out the order."""
     package = sys.modules["_gpumem_child"] = types.ModuleType("_gpumem_child")
     package.__path__ = [os.path.dirname(__file__)]
     importlib.import_module("_gpumem_child.forks").main(json.loads(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from typing import Any
 
 from .null import load
 from .run import ScriptRun, answer_to
+from .skipped import skip_host_work
 
 
 def import_ahead(script: str) -> bool:
@@ -41,7 +42,7 @@ def is_import(node: ast.stmt) -> bool:
 def main(order: dict[str, Any]) -> None:
     """Run the script over each allocator, at once, and wait for the runs."""
     library = load(order["library"], order["device"])
-    importlib.import_module("torch")
+    skip_host_work(importlib.import_module("torch"), order["folder"])
     script = os.path.abspath(order["command"][0])
     program = sys.argv[0]
     sys.argv = list(order["command"])

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from .callers import Callers
 from .null import ASSUMED, REFUSED, Listener
+from .skipped import said
 
 MAX_READS = 10_000
 """Reads at one line between two steps: more are a loop that waits for a value."""
@@ -230,7 +231,7 @@ class ScriptRun:
             "reserved": max((reserved for _, reserved in self.peaks.values()), default=0),
             "reads": [[*key, count] for key, count in self.reads.most_common()],
             "refused": [[*key, count] for key, count in self.refused.most_common()],
-            "assumed": list(self.assumed),
+            "assumed": [*self.assumed, *said],
             "mode": self.mode,
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }

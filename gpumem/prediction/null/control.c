@@ -31,8 +31,10 @@ static const Status statuses[] = {
     {"cufft", 16},  {"nccl", 5},
 };
 
+__thread bool is_quiet;
+
 int null_refuse(const char *name) {
-    null_report(NULL_REFUSED, name, 0);
+    if (!is_quiet) null_report(NULL_REFUSED, name, 0);
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
         if (!strncmp(name, statuses[i].prefix, strlen(statuses[i].prefix)))
             return statuses[i].not_supported;

@@ -31,7 +31,8 @@
     F(cuEventDestroy) F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch)                    \
     F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig) F(cuLaunchKernel)          \
     F(cuLaunchKernelEx) F(cuLaunchCooperativeKernel) F(cuThreadExchangeStreamCaptureMode)         \
-    F(cuModuleUnload) F(cuLinkAddData_v2) F(cuLinkComplete) F(cuTensorMapEncodeTiled)             \
+    F(cuModuleUnload) F(cuLibraryUnload) F(cuKernelSetAttribute) F(cuLinkAddData)                 \
+    F(cuLinkAddData_v2) F(cuLinkComplete) F(cuLinkDestroy) F(cuTensorMapEncodeTiled)              \
     F(cuTensorMapEncodeIm2col) F(cuCtxSetLimit)                                                   \
     /* cuBLAS: outputs are on the device; PyTorch passes a pointer of the device for scalars */   \
     TYPES(F, cublas, gemm_v2) TYPES(F, cublas, gemmStridedBatched) TYPES(F, cublas, gemv_v2)      \
@@ -45,7 +46,7 @@
     F(cublasLtMatmulPreferenceSetAttribute) F(cublasLtMatrixLayoutDestroy)                        \
     F(cublasLtMatrixLayoutSetAttribute)                                                           \
     /* cuDNN */                                                                                   \
-    F(cudnnBackendExecute) F(cudnnBackendFinalize) F(cudnnBatchNormalizationBackwardEx)           \
+    F(cudnnBackendExecute) F(cudnnBatchNormalizationBackwardEx)           \
     F(cudnnBatchNormalizationForwardInference) F(cudnnBatchNormalizationForwardTrainingEx)        \
     F(cudnnDestroyActivationDescriptor) F(cudnnDestroyCTCLossDescriptor)                          \
     F(cudnnDestroyConvolutionDescriptor) F(cudnnDestroyDropoutDescriptor)                         \
@@ -72,6 +73,7 @@
     F(cudaLibraryLoadData) F(cudaLibraryGetKernel) F(cudaGraphInstantiate)                        \
     F(cudaGraphInstantiateWithFlags) F(cuEventCreate) F(cuGraphInstantiateWithFlags)              \
     F(cuModuleLoad) F(cuModuleLoadData) F(cuModuleLoadDataEx) F(cuModuleGetFunction)              \
+    F(cuLibraryLoadData) F(cuLibraryLoadFromFile) F(cuLibraryGetKernel)                           \
     F(cublasCreate_v2) F(cublasLtMatmulDescCreate) F(cublasLtMatmulPreferenceCreate)              \
     F(cublasLtMatrixLayoutCreate) F(cudnnCreate) F(cudnnCreateActivationDescriptor)               \
     F(cudnnCreateCTCLossDescriptor) F(cudnnCreateConvolutionDescriptor)                           \
@@ -96,7 +98,7 @@
     F(cuMulticastAddDevice) F(cuMulticastBindMem) F(cuMulticastCreate) F(cuMulticastUnbind)       \
     F(cuCtxFromGreenCtx) F(cuGreenCtxCreate) F(cuGreenCtxDestroy) F(cuGreenCtxStreamCreate)       \
     F(cuDevSmResourceSplitByCount) F(cuDeviceGetDevResource) F(cuDevResourceGenerateDesc)         \
-    F(cuLinkCreate_v2) F(cuCtxGetLimit)                                                           \
+    F(cuLinkCreate) F(cuLinkCreate_v2) F(cuKernelGetAttribute) F(cuCtxGetLimit)                   \
     /* cuBLAS: `info` is on the host */                                                           \
     TYPES(F, cublas, gelsBatched) TYPES(F, cublas, geqrfBatched) TYPES(F, cublas, getrsBatched)   \
     F(cublasLtMatmulAlgoCheck) F(cublasLtMatmulAlgoConfigGetAttribute)                            \

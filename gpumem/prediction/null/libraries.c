@@ -1,6 +1,8 @@
 /* Functions of cuBLAS, cuDNN and NCCL that have outputs on the host. */
 #include "null.h"
 
+#include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +27,7 @@ SIMPLE(cublasLtMatmulAlgoGetHeuristic,
 
 static void assume_none(size_t *size) {
     *size = 0;
-    null_report(NULL_ASSUMED, "workspaces of cuDNN are not counted", 0);
+    null_report(NULL_ASSUMED, "workspaces of cuDNN's batch normalization are not counted", 0);
 }
 
 SIMPLE(cudnnGetStream, (void *handle, void **stream), *stream = NULL)
@@ -41,73 +43,114 @@ SIMPLE(cudnnGetBatchNormalizationTrainingExReserveSpaceSize,
        (void *handle, int mode, int operation, void *activation, void *x, size_t *size),
        assume_none(size))
 
-/* ---- cuDNN: descriptors of its backend, which return the attributes that were set ---- */
+/* ---- cuDNN: its backend is NVIDIA's ----
+ *
+ * Its heuristics choose engines and state their workspaces by the properties of a GPU, which they
+ * are given here in place of a handle. A plan is not built, which would compile its kernels.
+ */
 
-typedef struct Attribute {
-    struct Attribute *next;
-    int name;
-    int64_t count;
-    char values[]; /* count elements of its type */
-} Attribute;
+typedef void *Descriptor;
 
-typedef struct Descriptor {
-    Attribute *attributes;
-} Descriptor;
+enum { TYPE_HANDLE = 0, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
+enum { DEVICE = 38 }; /* a type of descriptors */
+enum {                /* attributes */
+    HEURISTICS_GRAPH = 201,
+    HEURISTICS_DEVICE = 204,
+    CONFIG_WORKSPACE = 303,
+    PLAN_CONFIG = 401,
+    PLAN_WORKSPACE = 402,
+    ENGINE_GRAPH = 1300,
+    ENGINE_DEVICE = 1307,
+    DEVICE_JSON = 2702
+};
 
-enum { TYPE_BOOLEAN = 2, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24, TYPE_FRACTION = 26 };
-enum { PLAN_WORKSPACE_SIZE = 402 };
-
-static size_t bytes_of(int type) {
-    static const size_t bytes[] = {8, 4, 1, 8, 4, 8, 8, [TYPE_DESCRIPTOR] = 8, [TYPE_CHAR] = 1,
-                                   [TYPE_FRACTION] = 16};
-    bool listed = type >= 0 && (size_t)type < sizeof bytes / sizeof bytes[0] && bytes[type];
-    return listed ? bytes[type] : 4; /* the others are enumerations */
-}
-
-EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor **made) {
-    *made = calloc(1, sizeof **made);
-    return *made ? 0 : 2000; /* not initialized */
-}
-
-EXPORT int cudnnBackendDestroyDescriptor(Descriptor *descriptor) {
-    while (descriptor && descriptor->attributes) {
-        Attribute *next = descriptor->attributes->next;
-        free(descriptor->attributes);
-        descriptor->attributes = next;
+/* Calls a function of the cuDNN that PyTorch has loaded. Its CUDA runtime asks for tables of the
+ * driver that it can do without, so that refusals are not reported. */
+#define REAL(name, parameters, arguments)                                              \
+    static int real_##name parameters {                                                \
+        void *library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);              \
+        int(*real) parameters = library ? dlsym(library, "cudnnBackend" #name) : NULL; \
+        if (!real) return null_refuse("cudnnBackend" #name);                           \
+        is_quiet = true;                                                               \
+        int code = real arguments;                                                     \
+        is_quiet = false;                                                              \
+        return code;                                                                   \
     }
-    free(descriptor);
-    return 0;
+
+REAL(CreateDescriptor, (int type, Descriptor *made), (type, made))
+REAL(DestroyDescriptor, (Descriptor descriptor), (descriptor))
+REAL(Finalize, (Descriptor descriptor), (descriptor))
+REAL(SetAttribute,
+     (Descriptor descriptor, int name, int type, int64_t count, const void *values),
+     (descriptor, name, type, count, values))
+REAL(GetAttribute,
+     (Descriptor descriptor, int name, int type, int64_t room, int64_t *count, void *values),
+     (descriptor, name, type, room, count, values))
+
+SAME(cudnnBackendCreateDescriptor, real_CreateDescriptor)
+SAME(cudnnBackendDestroyDescriptor, real_DestroyDescriptor)
+
+/* Returns the descriptor of the GPU; NULL: cuDNN does not know such a GPU. */
+static Descriptor device_descriptor(void) {
+    static _Atomic(Descriptor) kept;
+    if (kept) return kept;
+    const int *of = null.attributes; /* by the driver's number */
+    char json[1024];
+    Descriptor made = NULL;
+    int length = snprintf(
+        json, sizeof json,
+        "{\"deviceName\":\"%s\",\"deviceVer\":%d,\"driverVer\":%d,\"multiProcessorCount\":%d,"
+        "\"totalGlobalMem\":%llu,\"maxSharedMemoryPerBlock\":%d,"
+        "\"maxSharedMemoryPerBlockOptin\":%d,\"reservedSharedMemoryPerBlock\":%d,"
+        "\"regsPerBlock\":%d,\"maxRegistersPerSM\":%d,\"maxThreadsPerBlock\":%d,"
+        "\"maxThreadsPerSM\":%d,\"maxCtasPerSM\":%d,\"warpSize\":%d,\"l2CacheSize\":%d,"
+        "\"smClockRateKHz\":%d,\"memClockRateKHz\":%d,\"maxGridSize\":[%d,%d,%d],"
+        "\"maxBlockSize\":[%d,%d,%d],\"supportCoopLaunch\":1,\"isTccDriver\":0,"
+        "\"smCountOrigin\":0,\"pciDeviceId\":0,\"cudaDeviceId\":0}",
+        null.name, 100 * of[75] + 10 * of[76], null.cuda, of[16], (unsigned long long)null.total,
+        of[8], of[97], of[111], of[12], of[82], of[1], of[39], of[106], of[10], of[38], of[13],
+        of[36], of[5], of[6], of[7], of[2], of[3], of[4]);
+    int code = real_CreateDescriptor(DEVICE, &made);
+    if (!code) code = real_SetAttribute(made, DEVICE_JSON, TYPE_CHAR, length, json);
+    if (!code) code = real_Finalize(made);
+    return code ? NULL : (kept = made);
 }
 
-EXPORT int cudnnBackendSetAttribute(Descriptor *descriptor, int name, int type, int64_t count,
+/* The plan of this thread that was configured last, and its workspace, for which PyTorch asks as
+ * soon as the plan is finalized. */
+static __thread Descriptor plan;
+static __thread int64_t plan_workspace;
+
+EXPORT int cudnnBackendSetAttribute(Descriptor descriptor, int name, int type, int64_t count,
                                     const void *values) {
-    size_t size = values && count > 0 ? bytes_of(type) * (size_t)count : 0;
-    Attribute *made = malloc(sizeof *made + size);
-    if (!made) return 2000;
-    made->next = descriptor->attributes; /* it hides an earlier one of the same name */
-    made->name = name;
-    made->count = count;
-    if (size) memcpy(made->values, values, size);
-    descriptor->attributes = made;
-    return 0;
+    int code = 0, wanted = 0;
+    if (type == TYPE_HANDLE) return 0;
+    if (name == HEURISTICS_GRAPH) wanted = HEURISTICS_DEVICE;
+    if (name == ENGINE_GRAPH) wanted = ENGINE_DEVICE;
+    if (wanted) {
+        Descriptor device = device_descriptor();
+        if (!device) return null_refuse("cudnnBackendSetAttribute");
+        code = real_SetAttribute(descriptor, wanted, TYPE_DESCRIPTOR, 1, &device);
+    }
+    if (name == PLAN_CONFIG) {
+        int64_t found;
+        Descriptor config = *(const Descriptor *)values;
+        plan = descriptor;
+        code = real_GetAttribute(config, CONFIG_WORKSPACE, TYPE_INT64, 1, &found, &plan_workspace);
+    }
+    return code ? code : real_SetAttribute(descriptor, name, type, count, values);
 }
 
-EXPORT int cudnnBackendGetAttribute(Descriptor *descriptor, int name, int type, int64_t room,
+EXPORT int cudnnBackendFinalize(Descriptor descriptor) {
+    return descriptor == plan ? 0 : real_Finalize(descriptor);
+}
+
+EXPORT int cudnnBackendGetAttribute(Descriptor descriptor, int name, int type, int64_t room,
                                     int64_t *count, void *values) {
-    const Attribute *set = descriptor->attributes;
-    while (set && set->name != name) set = set->next;
-    int64_t found = set ? set->count : 0;
-    if (type == TYPE_DESCRIPTOR) {
-        found = 1; /* the caller has made it */
-    } else if (set && values) {
-        int64_t copied = found < room ? found : room;
-        memcpy(values, set->values, bytes_of(type) * (size_t)copied);
-    } else if (room > 0 && values) { /* of a plan or an engine: it needs nothing */
-        if (name == PLAN_WORKSPACE_SIZE) assume_none(values);
-        memset(values, 0, bytes_of(type) * (size_t)room);
-        found = type == TYPE_INT64;
-    }
-    if (count) *count = found;
+    if (descriptor != plan || name != PLAN_WORKSPACE)
+        return real_GetAttribute(descriptor, name, type, room, count, values);
+    if (count) *count = 1;
+    *(int64_t *)values = plan_workspace;
     return 0;
 }
 

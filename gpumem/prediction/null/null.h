@@ -5,8 +5,8 @@
  * writes zeros and is reported, because a program that reads them reads a stand-in.
  *
  * The library is loaded before PyTorch, with its symbols global: the dynamic linker then binds
- * PyTorch's calls to it and not to NVIDIA's libraries, which are loaded and never called. A
- * function is of one of three kinds:
+ * PyTorch's calls to it and not to NVIDIA's libraries. They are loaded, and cuDNN alone is called:
+ * it states workspaces without a GPU. A function is of one of three kinds:
  *   implemented   it writes every output that it has;
  *   harmless      it has no output on the host, and succeeds (functions.h);
  *   refused       its outputs are unknown: it fails as "not supported", and is reported by name.
@@ -69,6 +69,7 @@ EXPORT const char *const *null_functions(int is_refused);
 
 void null_report(NullKind kind, const char *name, uint64_t bytes);
 int null_refuse(const char *name); /* the status "not supported" of the function's library */
+extern __thread bool is_quiet;     /* this thread's refusals are not reported */
 
 /* ---- memory.c ---- */
 

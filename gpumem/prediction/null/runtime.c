@@ -173,6 +173,7 @@ EXPORT int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *fun
 SIMPLE(cuFuncGetAttribute, (int *value, int number, void *function),
        *value = number == 0 ? attribute(MAX_THREADS_PER_BLOCK) : number == 4 ? REGISTERS : 0)
 SIMPLE(cuOccupancyMaxActiveClusters, (int *count), *count = 16)
+SAME(cuOccupancyMaxPotentialClusterSize, cuOccupancyMaxActiveClusters)
 
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads) {
     int most = attribute(MAX_BLOCKS_PER_MULTIPROCESSOR);

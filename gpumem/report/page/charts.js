@@ -12,7 +12,7 @@ function element(id) {
 function legend(id, entries) {
   element(id).replaceChildren(...entries.map(([name, value, color]) =>
     make("li", { title: name }, ...(color ? [swatch(color)] : []),
-      make("span", { className: "clip" }, ownerText(name)), make("b", {}, value || "–"))));
+      make("span", { className: "clip" }, shortName(name)), make("b", {}, value || "–"))));
 }
 
 function swatch(color) {
@@ -28,7 +28,7 @@ function make(tag, properties = {}, ...children) {
 // A text that wraps at its blanks, and within a word only at punctuation, as long as that is enough.
 function words(text) {
   return text.split(" ").flatMap((word, at) => {
-    const parts = word.split(/(?<=[/._:])(?=.)/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
+    const parts = word.split(/(?<=[/._:(])(?=.)/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
     return [...(at ? [" "] : []), make("span", { className: "word" }, ...parts)];
   });
 }

@@ -5,8 +5,15 @@
 const BAR_HEIGHT = 22;
 const MIN_BAR = 4; // pixels; narrower bars are left out
 
+const FEW_LEAVES = 2; // with at most so many stacks of the program, frames of libraries are shown, too
+
+function leavesOf({ children }) {
+  return Array.from(children.values()).reduce((sum, child) => sum + leavesOf(child), 0) || 1;
+}
+
 function flameView(app) {
   const place = element("flame"), all = element("flame-all");
+  let known = null; // the run for which frames of libraries were switched on or off
   let widened = []; // titles of the frames down to the one that has the whole width
   let nodes = []; // of the bars, in their order
   let least = 0; // of the width, of a bar that is drawn
@@ -58,8 +65,12 @@ function flameView(app) {
       place.replaceChildren();
       nodes = [];
       least = MIN_BAR / Math.max(1, place.clientWidth);
-      const colourOf = (b) => groups.colour[groups.of[b]];
-      const rows = draw(callTree(run, run.liveAt(moment), { all: all.checked, colourOf }), 0, 1, 0, true);
+      const colourOf = (b) => groups.colour[groups.of[b]], live = run.liveAt(moment);
+      const treeOf = (frames) => callTree(run, live, { all: frames, colourOf });
+      // Where a framework has the loop, one line of the program has all of the memory.
+      if (known !== run) all.checked = leavesOf(treeOf(false)) <= FEW_LEAVES;
+      known = run;
+      const rows = draw(treeOf(all.checked), 0, 1, 0, true);
       place.style.height = `${(rows + 1) * BAR_HEIGHT}px`;
       if (hadFocus) place.children[Math.min(widened.length, nodes.length - 1)].focus();
     },

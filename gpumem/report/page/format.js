@@ -23,6 +23,12 @@ function ownerText(owner) {
   return owner.replace(/\([^()]*\/([^/()]+)\)/g, "($1)");
 }
 
+// The same in a key: of a module or a phase, the last two names of the path to it.
+function shortName(name) {
+  const names = ownerText(name).split(" / ");
+  return `${names.length > 2 ? "… / " : ""}${names.slice(-2).join(" / ")}`;
+}
+
 // Seconds in the unit that suits `scale` seconds, with the digits that steps of `step` seconds need.
 function seconds(value, step = Math.abs(value) / 1000, scale = Math.abs(value)) {
   const [factor, unit] = scale >= 1 ? [1, "s"] : scale >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];

@@ -52,7 +52,7 @@ class Groups {
     const byBytes = Array.from(this.names.keys()).sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
     this.ordered = by === "size" ? Array.from(this.names.keys()) : byBytes;
     this.ordered.slice(0, HUES.light.length).forEach((group, rank) => { this.colour[group] = rank; });
-    this.colourName = (rank) => (rank < HUES.light.length ? ownerText(this.names[this.ordered[rank]]) : "others");
+    this.colourName = (rank) => (rank < HUES.light.length ? shortName(this.names[this.ordered[rank]]) : "others");
     // The share of the peak that has colours, and names that say what it is.
     this.share = shareOfLargest(atPeak.map((sum, group) => (this.names[group] === like.groupings[by].rest ? 0 : sum)), atPeak);
     this.isLump = shareOfLargest(atPeak, atPeak, 1) > EXPLAINED;

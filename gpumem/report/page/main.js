@@ -124,7 +124,6 @@ class App {
     const { other, otherGroups: groups, view } = this;
     other.select(NO_FILTER);
     const survey = other.survey(other.moveAt(view.x0, view.axis), other.moveAt(view.x1, view.axis), groups);
-    this.otherPeak = survey.peakBytes;
     this.otherBytes = new Map();
     groups.names.forEach((name, g) => this.otherBytes.set(name, (this.otherBytes.get(name) ?? 0) + survey.atPeak[g]));
   }
@@ -194,11 +193,6 @@ class App {
     else this.later(this.drawMoment);
   }
 
-  goToPeak() {
-    this.view.at = -1;
-    this.later(this.drawMoment);
-  }
-
   // A log without times is shown by its events.
   startAxis(wanted) {
     const [first, last] = this.run.extent("time");
@@ -215,11 +209,6 @@ class App {
   choose(change) {
     Object.assign(this.view, change);
     this.later();
-  }
-
-  choosePolicy(policy) {
-    this.choose({ policy });
-    runsTable(this);
   }
 
   groupBy(by) {
@@ -253,12 +242,6 @@ class App {
   selectBlock(block) {
     this.view.block = block;
     this.later(this.drawMoment);
-  }
-
-  groupsHere() {
-    const { atPeak, most, allocated } = this.survey;
-    return Array.from(atPeak.keys()).filter((g) => most[g] || allocated[g])
-      .sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
   }
 
   // -- texts

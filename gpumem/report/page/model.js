@@ -234,32 +234,28 @@ class Run {
 
   // The peak of live bytes on each stream within each of `columns` columns of a window.
   streamColumns(first, stop, columns, view) {
-    const now = new Float64Array(this.streams);
+    const now = new Float64Array(this.streams), peaks = new Float64Array(this.streams);
     const rows = Array.from(now, () => new Float64Array(columns));
-    const peaks = new Float64Array(this.streams);
     let column = 0;
+    // A column begins with the bytes at the end of the one before it.
     const advance = (to) => {
-      for (; column < to; column++) for (let s = 0; s < this.streams; s++) {
-        if (column + 1 < columns) rows[s][column + 1] = now[s];
-      }
+      for (; column < to; column++) for (let s = 0; s < this.streams; s++) rows[s][column + 1] = now[s];
     };
-    for (let i = 0; i < stop; i++) {
-      const b = this.block[i];
-      if (i === first) for (let s = 0; s < this.streams; s++) rows[s][0] = peaks[s] = now[s];
-      if (i >= first) {
-        const x = (this.x(i, view.axis) - view.x0) / (view.x1 - view.x0);
-        advance(Math.max(0, Math.min(columns - 1, Math.floor(x * columns))));
-      }
-      if (!this.passes[b]) continue;
-      const s = this.stream[b];
-      now[s] += this.isAlloc[i] ? this.size[b] : -this.size[b];
-      if (i >= first) {
-        if (now[s] > rows[s][column]) rows[s][column] = now[s];
-        if (now[s] > peaks[s]) peaks[s] = now[s];
-      }
+    const apply = (i) => {
+      const b = this.block[i], s = this.stream[b];
+      if (this.passes[b]) now[s] += this.isAlloc[i] ? this.size[b] : -this.size[b];
+      return s;
+    };
+    for (let i = 0; i < first; i++) apply(i);
+    for (let s = 0; s < this.streams; s++) rows[s][0] = peaks[s] = now[s];
+    for (let i = first; i < stop; i++) {
+      const x = (this.x(i, view.axis) - view.x0) / (view.x1 - view.x0);
+      advance(Math.max(0, Math.min(columns - 1, Math.floor(x * columns))));
+      const s = apply(i);
+      rows[s][column] = Math.max(rows[s][column], now[s]);
+      peaks[s] = Math.max(peaks[s], now[s]);
     }
-    if (first >= stop) for (let s = 0; s < this.streams; s++) rows[s][0] = peaks[s] = now[s];
-    advance(columns);
+    advance(columns - 1);
     return { rows, peaks };
   }
 
@@ -283,13 +279,7 @@ class Run {
 
   // The address of a block as text; drawn offsets stand for the ranges that were used.
   address(b) {
-    const ranges = this.facts.ranges;
-    let low = 0, high = ranges.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >>> 1;
-      if (ranges[middle][1] <= this.offset[b]) low = middle; else high = middle - 1;
-    }
-    const [base, place] = ranges[low];
+    const [base, place] = this.facts.ranges.findLast(([, begins]) => begins <= this.offset[b]);
     return `0x${(BigInt(base) + BigInt(this.offset[b] - place)).toString(16)}`;
   }
 

@@ -14,7 +14,7 @@ function momentView(app) {
   on("moment-before", () => app.goTo(app.moment - 1));
   on("moment-after", () => app.goTo(app.moment + 1));
   on("moment-last", () => app.goTo(app.stop - 1));
-  on("moment-peak", () => app.goToPeak());
+  on("moment-peak", () => app.choose({ at: -1 }));
   place.addEventListener("mousemove", (event) => showBlockTip(app, under(event), event.clientX, event.clientY));
   place.addEventListener("mouseleave", hideTip);
   place.addEventListener("click", (event) => app.selectBlock(under(event)));

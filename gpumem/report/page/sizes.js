@@ -44,10 +44,7 @@ function sizesChart(app) {
     update() {
       const { counts, sums } = app.run.histogram(app.first, app.stop);
       const shown = app.view.measure === "bytes" ? sums : counts;
-      let last = counts.length - 1;
-      let first = 0;
-      while (first < last && !counts[first]) first++;
-      while (last > first && !counts[last]) last--;
+      let first = Math.max(0, counts.findIndex(Boolean)), last = Math.max(0, counts.findLastIndex(Boolean));
       if (first === last) [first, last] = [Math.max(0, first - 1), last + 1]; // a bar among others
       const bins = Array.from({ length: last - first + 1 }, (_, i) => first + i);
       const values = bins.map((bin) => shown[bin] ?? 0);

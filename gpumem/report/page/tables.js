@@ -56,10 +56,14 @@ function policiesTable(app) {
   const { policies, figures } = app.run.facts;
   const most = Math.max(1, ...policies.map((each) => each.peak_reserved_bytes));
   const isChosen = (each) => policies.indexOf(each) === app.view.policy;
+  const choose = (each) => {
+    app.choose({ policy: policies.indexOf(each) });
+    runsTable(app);
+  };
   fillTable("policies", ["Policy", "", "Reserved", "/ live", ""], policies, (each) => {
     const live = Math.min(figures.peak_live_bytes, each.peak_reserved_bytes);
     return [
-      choiceCell(each.name, "policy", isChosen(each), () => app.choosePolicy(policies.indexOf(each))),
+      choiceCell(each.name, "policy", isChosen(each), () => choose(each)),
       bar([[live, "part"], [each.peak_reserved_bytes - live, "over"]], most),
       cell(bytes(each.peak_reserved_bytes)),
       cell(each.fragmentation.toFixed(3)),
@@ -71,17 +75,18 @@ function policiesTable(app) {
 // The groups in the part shown, by their bytes at its highest point.
 function groupsTable(app) {
   const { survey, groups, other } = app, { moment } = app.run.facts;
-  const found = app.groupsHere();
-  const most = survey.atPeak[found[0]] || 1;
+  const { atPeak, most, allocated } = survey;
+  const found = Array.from(atPeak.keys()).filter((g) => most[g] || allocated[g])
+    .sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
   const columns = other ? ["Compared", "Difference"] : moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
   fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], found, (g) => {
-    const name = groups.names[g], allocated = cell(count(survey.allocated[g]));
+    const name = groups.names[g], times = cell(count(allocated[g]));
     return [
       nameCell(name, `Show only ${name}`, () => app.filterGroup(g), app.theme.hue(groups.colour[g])),
-      bar([[survey.atPeak[g], ""]], most),
-      cell(bytes(survey.atPeak[g])),
-      ...(other ? compareCells(app, name, survey.atPeak[g]) : moment ? [allocated]
-        : [cell(bytes(survey.most[g])), allocated, cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]),
+      bar([[atPeak[g], ""]], atPeak[found[0]]),
+      cell(bytes(atPeak[g])),
+      ...(other ? compareCells(app, name, atPeak[g]) : moment ? [times]
+        : [cell(bytes(most[g])), times, cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]),
     ];
   }, { empty: "No block is live here." });
   element("groups-title").textContent = groups.title;
