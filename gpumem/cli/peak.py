@@ -41,7 +41,8 @@ _FRAMES = 3
     "--baseline",
     metavar="FILE",
     shell_complete=complete_trace,
-    help="Exit with 3 if the peak is above that of this FILE by more than the tolerance.",
+    help="Name the stacks that grew since this FILE; exit with 3 if the peak is above that of the "
+    "FILE by more than the tolerance.",
 )
 @click.option(
     "--tolerance",

@@ -44,8 +44,8 @@ _CHANGES = 10  # at most so many that grew, and that shrank
 @click.option(
     "--diff",
     is_flag=True,
-    help="Print which call stacks have more or fewer bytes at the peak of "
-    "the second FILE than at that of the first.",
+    help="Print which call stacks, or owners in files without stacks, have more or fewer bytes at "
+    "the peak of the second FILE than at that of the first.",
 )
 @json_option
 def report(
