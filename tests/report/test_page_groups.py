@@ -255,6 +255,14 @@ def test_page_begins_where_memory_changes_and_can_be_widened(open_page, many, ma
     assert open_page(many_page, many.link()).text("#shown") == many.text("#shown")
 
 
+@pytest.mark.parametrize(("later", "window"), [(2, "8.2"), (3, "0.000 s")])
+def test_page_begins_after_a_pause_unless_the_peak_was_before_it(page_of, later, window):
+    times = [0, 10_000, 20_000, 30_000, 40_000]
+    times[later:] = [8_200_000 + time for time in times[later:]]
+    page = page_of(replace(told_run(), time_us=np.array(times)))
+    assert f"· {window}" in page.text("#shown"), page.text("#shown")
+
+
 def test_page_of_a_run_that_begins_at_once_shows_all_of_it(told):
     assert "0.000 s to 4.000 s" in told.text("#shown")
     assert told.hidden("#widen")
