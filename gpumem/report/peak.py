@@ -198,7 +198,7 @@ def traces_of_source(source: Source, device: int | None) -> list[Trace]:
             raise TraceError(f"{source.name or 'a trace'}: {error}") from None
         return [source]
     if isinstance(source, Snapshot):
-        return traces_of_snapshot(source.as_dict(), "snapshot", device)
+        return traces_of_snapshot(source, "snapshot", device)
     return load_traces(source, device=device)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from gpumem._snapshots.snapshot import Snapshot
 from gpumem._support.arguments import is_integer
 from gpumem._support.brackets import parse_json
 from gpumem._support.files import open_regular
 from gpumem._support.sizes import exact_size
-from gpumem.errors import TraceError
+from gpumem.errors import SnapshotError, TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
 from gpumem.traces.trace import Trace
 
@@ -145,7 +146,11 @@ def _read_json(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
         raise TraceError(f"not a snapshot: {error}") from None
     if isinstance(plain, dict) and "format" not in plain and "segments" in plain:
         return torch_snapshot.traces_of_torch(plain, len(data), name, device)
-    return gpumem_snapshot.traces_of_snapshot(plain, name, device)
+    try:
+        snapshot = Snapshot.from_dict(plain)
+    except SnapshotError as error:
+        raise TraceError(str(error)) from None
+    return gpumem_snapshot.traces_of_snapshot(snapshot, name, device)
 
 
 # Readers of the formats with several memories, by the first bytes of a file.
