@@ -1,4 +1,4 @@
-"""Runs of a script over the null CUDA, in child processes: one for each allocator."""
+"""Runs of a program over the null CUDA, in child processes: one for each allocator."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class PredictedRun:
         Of a run with gpumem: that of `gpumem.integrations.torch.enable`.
     output : str
         The script's output.
+    value : int or None
+        In a search, of the name that varies.
     """
 
     allocator: str
@@ -89,6 +91,7 @@ class PredictedRun:
     assumed: Sequence[str] = ()
     mode: str = ""
     output: str = ""
+    value: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -167,17 +170,31 @@ class Prediction:
         return run.end != "memory" if run.is_complete else None
 
 
-class _Task(NamedTuple):
-    """Settings that the runs of a prediction have in common."""
+class Program(NamedTuple):
+    """A script with its arguments; or a pickled function, and the file that it was written in."""
 
-    command: Sequence[str]
+    command: tuple[str, ...]
+    call: bytes = b""
+
+
+class Task(NamedTuple):
+    """A program, and settings that its runs have in common.
+
+    In a search, `name` has one of `values`. `recorded` is the allocator of the run that is written
+    to the file `recording`.
+    """
+
+    program: Program
     gpu: Gpu
+    installed: pytorch.Installed
+    allocators: tuple[str, ...]
     steps: int | None
     until: str
-    cuda: str
     seconds: float
-    recorded: str
-    recording: str
+    name: str = ""
+    values: range | None = None
+    recorded: str = ""
+    recording: str = ""
 
 
 def predict_script(
@@ -225,40 +242,71 @@ def predict_script(
     IntegrationError
         This is not Linux, or PyTorch was built without CUDA or is too old.
     """
+    script = script_of(command)
+    if output is not None and is_same_file(output, script.command):
+        raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
+    task = task_of(script, gpu, memory, steps, until, allocators, seconds)
+    return predict_task(task, output)
+
+
+def script_of(command: Sequence[str]) -> Program:
+    """Return a script with its arguments; raise ConfigError unless it is a file."""
+    found = require_each("command", command, str, "a str")
+    if not found or not os.path.isfile(found[0]):
+        raise ConfigError(f"invalid script {list(found[:1])}: expected a file")
+    return Program(found)
+
+
+def task_of(
+    program: Program,
+    gpu: str,
+    memory: int | None,
+    steps: int | None,
+    until: str,
+    allocators: Sequence[str],
+    seconds: float,
+) -> Task:
+    """Check the settings of runs; see `predict_script`."""
     invalid = [name for name in allocators if name not in ALLOCATORS]
     if invalid or not allocators:
         raise ConfigError(f"invalid allocators = {invalid}: expected some of {ALLOCATORS}")
-    command = list(require_each("command", command, str, "a str"))
-    if not command or not os.path.isfile(command[0]):
-        raise ConfigError(f"invalid script {command[:1]}: expected a file")
     if ":" in until and not until.rpartition(":")[2].isdecimal():
         raise ConfigError(f"invalid until = {until!r}: expected a FILE:LINE or a function")
     if steps is None and not until:
         steps = STEPS
     if steps is not None and steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
-    if output is not None and is_same_file(output, command):
-        raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
     installed = pytorch.require()
-    target = _gpu(gpu, memory)
-    recorded = "gpumem" if "gpumem" in allocators else allocators[0]
+    return Task(program, _gpu(gpu, memory), installed, tuple(allocators), steps, until, seconds)
+
+
+def predict_task(task: Task, output: str | os.PathLike[str] | None) -> Prediction:
+    """Run a program over each allocator; once more without a limit, to see how much it lacks."""
+    recorded = "gpumem" if "gpumem" in task.allocators else task.allocators[0]
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        recording = os.path.abspath(output or os.path.join(folder, Path(command[0]).stem))
-        cuda = installed.cuda
-        task = _Task(tuple(command), target, steps, until, cuda, seconds, recorded, recording)
-        runs = _run(allocators, task)
-        short = [name for name, run in runs.items() if run.end == "memory"]
-        if short:  # once more without a limit, to see how much is lacking
-            ample = replace(target, memory_mib=_AMPLE * target.memory_mib)
-            for name, run in _run(short, task._replace(gpu=ample)).items():
-                found = run if run.is_complete else runs[name]
-                line, reason = runs[name].line, runs[name].reason
-                runs[name] = replace(found, end="memory", line=line, reason=reason)
+        stem = Path(task.program.command[0]).stem
+        recording = os.path.abspath(output or os.path.join(folder, stem))
+        task = task._replace(recorded=recorded, recording=recording)
+        runs = {run.allocator: run for run in run_task(task)}
+        short = tuple(name for name, run in runs.items() if run.end == "memory")
+        if short:
+            ample = replace(task.gpu, memory_mib=_AMPLE * task.gpu.memory_mib)
+            for run in run_task(task._replace(allocators=short, gpu=ample)):
+                lacking = runs[run.allocator]
+                found = run if run.is_complete else lacking
+                runs[run.allocator] = replace(
+                    found, end="memory", line=lacking.line, reason=lacking.reason
+                )
         highest = None
         with contextlib.suppress(TraceError):  # it ended before it had allocated
             highest = peak(recording)
-    unknown = pytorch.unknown_functions(installed.folder, library())
-    return Prediction(target, installed.version, cuda, unknown, runs, highest)
+    return Prediction(*environment_of(task), runs, highest)
+
+
+def environment_of(task: Task) -> tuple[Gpu, str, str, list[str]]:
+    """Return the first fields of a prediction: the GPU and PyTorch's facts."""
+    version, cuda, folder = task.installed
+    return task.gpu, version, cuda, pytorch.unknown_functions(folder, library())
 
 
 _gpu = gpu  # `predict_script` has a parameter of that name
@@ -282,24 +330,33 @@ def device_of(gpu: Gpu, cuda: str, count: int = 1) -> dict[str, Any]:
     }
 
 
-def _run(allocators: Sequence[str], task: _Task) -> dict[str, PredictedRun]:
-    """Run the script over each allocator, in one process that forks."""
+def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
+    """Run a program over each allocator, with each value that a search tries, in forks.
+
+    The imports that it begins with are run once, before the forks, if they are run `ahead`.
+    """
     with tempfile.TemporaryDirectory(prefix="gpumem-") as name:
         folder = Path(name)
         # Libraries that look for the driver by its name, such as Triton, find the null CUDA here.
         for each in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (folder / each).symlink_to(library())
-        for each in allocators:
-            (folder / f"{each}.out").touch()
+        answers = folder / "answers"
+        answers.mkdir()
+        call = folder / "call"
+        call.write_bytes(task.program.call)
         order = {
-            "ahead": len(allocators) > 1,
+            "ahead": ahead and (len(task.allocators) > 1 or task.values is not None),
             "library": str(library()),
-            "device": device_of(task.gpu, task.cuda),
-            "allocators": list(allocators),
+            "device": device_of(task.gpu, task.installed.cuda),
+            "allocators": task.allocators,
             "steps": task.steps,
             "until": task.until,
-            "command": list(task.command),
-            "folder": name,
+            "command": task.program.command,
+            "call": str(call) if task.program.call else "",
+            "path": list(map(str, sys.path)),
+            "folder": str(answers),
+            "name": task.name,
+            "values": task.values and (task.values.start, task.values.stop, task.values.step),
             "recorded": task.recorded,
             "recording": task.recording,
         }
@@ -322,12 +379,16 @@ def _run(allocators: Sequence[str], task: _Task) -> dict[str, PredictedRun]:
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         common = (folder / "output").read_text(errors="replace")
-        runs = {}
-        for each in allocators:
-            answer = folder / f"{each}.json"
-            said = json.loads(answer.read_text()) if answer.exists() else {}
-            text = common + (folder / f"{each}.out").read_text(errors="replace")
-            runs[each] = PredictedRun(each, output=text, **({"end": end, "reason": reason} | said))
+        runs = []
+        for allocator in task.allocators:
+            found = answers.glob(f"{allocator}*.out")
+            for path in sorted(found) or [answers / f"{allocator}.out"]:
+                answer = path.with_suffix("")
+                said = json.loads(answer.read_text()) if answer.exists() else {}
+                text = path.read_text(errors="replace") if path.exists() else ""
+                value = path.stem.partition("-")[2]
+                said = {"end": end, "reason": reason, "value": int(value) if value else None} | said
+                runs.append(PredictedRun(allocator, output=common + text, **said))
         return runs
 
 

@@ -17,7 +17,8 @@ class Callers:
 
     def __init__(self, script: str) -> None:
         self.script = script
-        self.folder = os.path.dirname(script) + os.sep
+        # A function that was typed, rather than written to a file, has a name such as "<stdin>".
+        self.folder = (os.path.dirname(script) or script) + os.sep
         self.names: dict[int, str] = {}  # of operators, by return address
         self.dladdr = ctypes.CDLL(None).dladdr
 

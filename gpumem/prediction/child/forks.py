@@ -1,70 +1,83 @@
-"""The runs of a script: one process, which imports what they have in common, and their forks."""
+"""The runs of a program: one process, which imports what they have in common, and their forks."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import importlib
-import itertools
 import json
 import os
 import sys
 import threading
 import warnings
+from collections.abc import Generator
 from typing import Any
 
 from .null import load
-from .run import ScriptRun, answer_to
+from .program import Program
+from .run import ScriptRun, answer_to, path_of_answer
 from .skipped import skip_host_work
 
 
-def import_ahead(script: str) -> bool:
-    """Run the imports that a script begins with; return whether the process can fork after them.
-
-    They take most of the time of many scripts, and are the first that each run does. An error is
-    ignored: the runs raise it again.
-    """
-    with contextlib.suppress(BaseException), open(script, "rb") as file:
-        tree = ast.parse(file.read())
-        imports = itertools.takewhile(is_import, tree.body)
-        code = compile(ast.Module(list(imports), []), script, "exec")
-        exec(code, {"__name__": "__main__", "__file__": script})
-    return threading.active_count() == 1 and not sys.modules["torch"].cuda.is_initialized()
-
-
-def is_import(node: ast.stmt) -> bool:
-    """Whether a statement is an import, or a docstring."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return True
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
 def main(order: dict[str, Any]) -> None:
-    """Run the script over each allocator, at once, and wait for the runs."""
+    """Run the program over each allocator, at once, and wait for the runs."""
     library = load(order["library"], order["device"])
-    skip_host_work(importlib.import_module("torch"), order["folder"])
-    script = os.path.abspath(order["command"][0])
-    program = sys.argv[0]
-    sys.argv = list(order["command"])
-    sys.path[0] = os.path.dirname(script)
-    if order["ahead"] and not import_ahead(script):
-        again = json.dumps({**order, "ahead": False})
-        os.execv(sys.executable, [sys.executable, program, again])
-    allocators = {}
-    for allocator in order["allocators"]:
+    torch = importlib.import_module("torch")
+    skip_host_work(torch, order["folder"])
+    program = Program(order)
+    if order["ahead"]:
+        program.import_ahead()
+        if threading.active_count() > 1 or torch.cuda.is_initialized():  # a fork has neither
+            again = json.dumps({**order, "ahead": False})
+            os.execv(sys.executable, [sys.executable, os.path.dirname(__file__), again])
+
+    def start(allocator: str, value: int | None) -> int:
         with warnings.catch_warnings(action="ignore"):  # other threads: they only wait for work
             child = os.fork()
         if not child:
-            output = os.open(os.path.join(order["folder"], f"{allocator}.out"), os.O_WRONLY)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            ScriptRun(order, library, allocator).run()
-        allocators[child] = allocator
-    while allocators:
+            ScriptRun(order, library, program, allocator, value).run()
+        return child
+
+    searches = {allocator: values_to_try(order["values"]) for allocator in order["allocators"]}
+    running = {}
+    for allocator, search in searches.items():
+        value = next(search)
+        running[start(allocator, value)] = allocator, value
+    while running:
         child, status = os.wait()
-        code = os.waitstatus_to_exitcode(status)
-        path = os.path.join(order["folder"], f"{allocators[child]}.json")
+        if child not in running:
+            continue  # of a process that the imports have started
+        allocator, value = running.pop(child)
+        path = path_of_answer(order, allocator, value)
         if not os.path.exists(path):
+            code = os.waitstatus_to_exitcode(status)
             reason = f"its process ended with status {code}, without an answer"
-            answer_to(order, allocators[child], {"end": "failed", "reason": reason})
-        del allocators[child]
+            answer_to(path, {"end": "failed", "reason": reason})
+        with open(path) as file:
+            end = json.load(file)["end"]
+        try:
+            value = searches[allocator].send(end)
+        except StopIteration:
+            continue
+        running[start(allocator, value)] = allocator, value
+
+
+def values_to_try(values: list[int] | None) -> Generator[int | None, str, None]:
+    """Yield the values that a search runs the program with; it is sent how each run ended.
+
+    It tries the first value and the last one, and halves what is between. A run that ended for
+    another reason than memory ends the search. Without `values` there is one run.
+    """
+    if values is None:
+        yield None
+        return
+    tried = range(*values)
+    fits, lacks = -1, len(tried)  # indices
+    while lacks - fits > 1:
+        middle = (fits + lacks) // 2
+        index = 0 if fits < 0 else len(tried) - 1 if lacks == len(tried) else middle
+        end = yield tried[index]
+        if end == "memory":
+            lacks = index
+        elif end in ("script", "steps", "until"):
+            fits = index
+        else:
+            return

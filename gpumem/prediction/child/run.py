@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import runpy
 import sys
 import time
 import traceback
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 from .callers import Callers
 from .null import ASSUMED, REFUSED, Listener
+from .program import Program
 from .skipped import said
 
 MAX_READS = 10_000
@@ -37,12 +37,20 @@ SHAPING = re.compile(
 class ScriptRun:
     """One run of a script: its notes, its end and its answer."""
 
-    def __init__(self, order: dict[str, Any], library: ctypes.CDLL, allocator: str) -> None:
+    def __init__(
+        self,
+        order: dict[str, Any],
+        library: ctypes.CDLL,
+        program: Program,
+        allocator: str,
+        value: int | None,
+    ) -> None:
         self.order = order
         self.library = library
+        self.program = program
         self.allocator = allocator
-        self.script = os.path.abspath(order["command"][0])
-        self.callers = Callers(self.script)
+        self.value = value  # of the name that varies
+        self.callers = Callers(program.file)
         self.reads: Counter[tuple[str, str, int]] = Counter()
         self.refused: Counter[tuple[str, str, str]] = Counter()
         self.assumed: Counter[str] = Counter()
@@ -179,9 +187,13 @@ class ScriptRun:
 
     def run(self) -> NoReturn:
         """Run the script to its end, or to the end of the run, and answer."""
+        path = path_of_answer(self.order, self.allocator, self.value)
+        output = os.open(f"{path}.out", os.O_CREAT | os.O_WRONLY, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         try:
             self.begin()
-            runpy.run_path(self.script, run_name="__main__")
+            self.program.run(self.value)
         except SystemExit as error:
             if error.code not in (None, 0):
                 self.finish("failed", "", f"it ended with exit status {error.code}")
@@ -237,11 +249,16 @@ class ScriptRun:
         }
         sys.stdout.flush()
         sys.stderr.flush()
-        answer_to(self.order, self.allocator, answer)
+        answer_to(path_of_answer(self.order, self.allocator, self.value), answer)
         os._exit(0)
 
 
-def answer_to(order: dict[str, Any], allocator: str, answer: dict[str, Any]) -> None:
+def path_of_answer(order: dict[str, Any], allocator: str, value: int | None) -> str:
+    """Return the file of a run's answer; its output is beside."""
+    return os.path.join(order["folder"], allocator if value is None else f"{allocator}-{value}")
+
+
+def answer_to(path: str, answer: dict[str, Any]) -> None:
     """Write the answer of a run."""
-    with open(os.path.join(order["folder"], f"{allocator}.json"), "w") as file:
+    with open(path, "w") as file:
         json.dump(answer, file)
