@@ -68,6 +68,7 @@ _PACKAGES = (
     "interop",
     "observe",
     "planning",
+    "prediction",
     "replay",
     "report",
     "session",
@@ -119,8 +120,10 @@ __all__ = [
     "full",
     "get_default_resource",
     "get_include",
+    "predict",
     "set_default_resource",
     "using_resource",
+    "vary",
     "zeros",
 ]
 
@@ -146,16 +149,21 @@ if TYPE_CHECKING:
     from gpumem import interop as interop
     from gpumem import observe as observe
     from gpumem import planning as planning
+    from gpumem import prediction as prediction
     from gpumem import replay as replay
     from gpumem import report as report
     from gpumem import session as session
     from gpumem import stats as stats
     from gpumem import traces as traces
+    from gpumem._support.vary import vary
+    from gpumem.prediction import predict
     from gpumem.session import Environment, RunContext, Session, SessionOptions
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
     # Names that are imported on their first use, by module.
     _LATER = {
+        "gpumem._support.vary": ("vary",),
+        "gpumem.prediction": ("predict",),
         "gpumem.session": ("Environment", "RunContext", "Session", "SessionOptions"),
         "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),
     }

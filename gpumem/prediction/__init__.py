@@ -15,6 +15,7 @@ Examples
 19660800000
 """
 
+from gpumem.prediction.functions import predict
 from gpumem.prediction.gpus import Gpu
 from gpumem.prediction.runs import (
     ALLOCATORS,
@@ -25,4 +26,13 @@ from gpumem.prediction.runs import (
     predict_script,
 )
 
-__all__ = ["ALLOCATORS", "STEPS", "Constant", "Gpu", "PredictedRun", "Prediction", "predict_script"]
+__all__ = [
+    "ALLOCATORS",
+    "STEPS",
+    "Constant",
+    "Gpu",
+    "PredictedRun",
+    "Prediction",
+    "predict",
+    "predict_script",
+]

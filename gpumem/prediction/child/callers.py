@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _FOLDER = os.path.dirname(__file__) + os.sep
+_OTHERS = re.compile(f"site-packages|^{re.escape(_FOLDER)}")
 _OPERATOR = re.compile(rb"_ZN(?:2at4_ops|6vision3ops)(\d+)")
 
 
@@ -26,7 +27,7 @@ class Callers:
         """Whether a file is the script or lies beside it."""
         if file == self.script:
             return True
-        return file.startswith(self.folder) and "site-packages" not in file
+        return file.startswith(self.folder) and not _OTHERS.search(file)
 
     def line(self, frame: FrameType | None) -> str:
         """Return the innermost line of the script: "train.py:12"."""
