@@ -14,12 +14,12 @@ from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within, writable
 from gpumem.cli.output import TOO_MUCH, json_option, pairs, present, progress, table
 from gpumem.cli.peak import rows_of
-from gpumem.prediction import ALLOCATORS, STEPS, PredictedRun, Prediction, gpus, predict_script
+from gpumem.prediction import ALLOCATORS, STEPS, Prediction, gpus, predict_script
+from gpumem.prediction.texts import notices, verdict
 
 FAILED = 1
 _TITLES = {"default": "PyTorch", "expandable": "expandable segments", "gpumem": "gpumem"}
 _LINES_OF_OUTPUT = 15
-_MAX_READS = 8  # in the text; --json has all
 
 
 @click.command(
@@ -135,7 +135,7 @@ def _show(console: Console, prediction: Prediction) -> None:
     for name, run in prediction.runs.items():
         sizes = map(format_size, (run.live, run.reserved))
         title = _TITLES[name] + (", in its pools" if run.mode == "pool" else "")
-        rows.add_row(title, *sizes, _verdict(prediction, run))
+        rows.add_row(title, *sizes, verdict(prediction, run))
     console.print(rows)
     if prediction.peak:
         console.print(pairs(rows_of(prediction.peak)))
@@ -145,45 +145,8 @@ def _show(console: Console, prediction: Prediction) -> None:
         size = "unknown" if each.nbytes is None else format_size(each.nbytes)
         rows.add_row(each.name, size, f"{where}; {each.source}")
     console.print(rows)
-    if not gpu.compared:
-        console.print("no prediction for this GPU was compared with a run on it")
-    if prediction.unknown:
-        names = ", ".join(prediction.unknown)
-        console.print(f"unknown functions of this PyTorch, which fail if they are called: {names}")
-    for line in dict.fromkeys(line for run in prediction.runs.values() for line in _notices(run)):
+    for line in notices(prediction):
         console.print(visible(line))
     failed = next((run for run in prediction.runs.values() if run.end == "failed"), None)
     for line in failed.output.splitlines()[-_LINES_OF_OUTPUT:] if failed else ():
         console.print(f"  {visible(line)}")
-
-
-def _verdict(prediction: Prediction, run: PredictedRun) -> str:
-    if not run.is_complete:
-        return f"not predicted: {run.line}{': ' if run.line else ''}{run.reason}"
-    room = prediction.room(run.allocator)
-    if run.end != "memory":
-        return f"fits; {format_size(room)} remain"
-    lack = f"{format_size(-room)} too much" if room < 0 else "the allocator's memory is in pieces"
-    phase = prediction.peak.phase if prediction.peak else ""
-    during = f"peak in {phase}, " if phase else ""
-    return f"does not fit: {during}{lack}; out of memory at {run.line}"
-
-
-def _notices(run: PredictedRun) -> list[str]:
-    """Name each thing that the figures rest on, besides the script."""
-    lines = [
-        f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
-        f"from the GPU, {counted(count, 'time')}{_doubt(operator, nbytes)}"
-        for line, operator, nbytes, count in run.reads[:_MAX_READS]
-    ]
-    if len(run.reads) > _MAX_READS:
-        lines.append(f"{len(run.reads) - _MAX_READS} other reads: --json has them")
-    lines += [f"{line}: {name} has no result" for name, line, _, _ in run.refused]
-    return [*lines, *run.assumed]
-
-
-def _doubt(operator: str, nbytes: int) -> str:
-    """Return a warning of a read that may be of integers, unlike that of a loss or a flag."""
-    if operator == "_local_scalar_dense" and nbytes < 8:
-        return ""
-    return "; if the size of a tensor follows from it, the figures are wrong"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpumem.errors import ConfigError, MissingFrameworkError
-from gpumem.prediction.runs import ALLOCATORS, Prediction, Program, predict_task, task_of
+from gpumem.prediction.runs import ALLOCATORS, Prediction, predict_task, task_of
 
 
 def predict(
@@ -60,13 +60,12 @@ def predict(
     ...     ...
     >>> print(gpumem.predict(train, 32, gpu="a100"))     # doctest: +SKIP
     """
-    program = program_of(fn, args, kwargs)
-    task = task_of(program, gpu, memory, steps, until, allocators, seconds)
-    return predict_task(task, output)
+    program = (file_of(fn),), pickled(fn, args, kwargs)
+    return predict_task(task_of(program, gpu, memory, steps, until, allocators, seconds), output)
 
 
-def program_of(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
-    """Pickle a call."""
+def pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Pickle a function, its arguments and keywords."""
     if not callable(fn):
         raise ConfigError(f"invalid fn = {fn!r}: expected a function")
     try:
@@ -103,7 +102,7 @@ def program_of(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pr
         raise ConfigError(
             f"{fn!r} and its arguments cannot be sent to another process: {error}"
         ) from error
-    return Program((file_of(fn),), buffer.getvalue())
+    return buffer.getvalue()
 
 
 def file_of(fn: Any) -> str:

@@ -18,6 +18,7 @@ from gpumem._support.arguments import is_same_file, require_each
 from gpumem.errors import ConfigError, TraceError
 from gpumem.prediction import pytorch
 from gpumem.prediction.gpus import Gpu, gpu
+from gpumem.prediction.texts import text
 from gpumem.report import Peak, peak
 
 ALLOCATORS = ("default", "expandable", "gpumem")
@@ -145,6 +146,9 @@ class Prediction:
     runs: dict[str, PredictedRun]
     peak: Peak | None
 
+    def __repr__(self) -> str:
+        return text(self)
+
     def constants(self) -> list[Constant]:
         """Return the memory of libraries, within the peaks and besides them."""
         source = "an estimate of the context and of loaded kernels"
@@ -170,21 +174,16 @@ class Prediction:
         return run.end != "memory" if run.is_complete else None
 
 
-class Program(NamedTuple):
-    """A script with its arguments; or a pickled function, and the file that it was written in."""
-
-    command: tuple[str, ...]
-    call: bytes = b""
-
-
 class Task(NamedTuple):
     """A program, and settings that its runs have in common.
 
-    In a search, `name` has one of `values`. `recorded` is the allocator of the run that is written
-    to the file `recording`.
+    The program is a script with its arguments; or `call`, a pickled function with its arguments,
+    and `command` has the file that it was written in. In a search, `name` has one of `values`.
+    `recorded` is the allocator of the run that is written to the file `recording`.
     """
 
-    program: Program
+    command: tuple[str, ...]
+    call: bytes
     gpu: Gpu
     installed: pytorch.Installed
     allocators: tuple[str, ...]
@@ -242,23 +241,20 @@ def predict_script(
     IntegrationError
         This is not Linux, or PyTorch was built without CUDA or is too old.
     """
-    script = script_of(command)
-    if output is not None and is_same_file(output, script.command):
-        raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
-    task = task_of(script, gpu, memory, steps, until, allocators, seconds)
-    return predict_task(task, output)
+    program = script_of(command), b""
+    return predict_task(task_of(program, gpu, memory, steps, until, allocators, seconds), output)
 
 
-def script_of(command: Sequence[str]) -> Program:
+def script_of(command: Sequence[str]) -> tuple[str, ...]:
     """Return a script with its arguments; raise ConfigError unless it is a file."""
     found = require_each("command", command, str, "a str")
     if not found or not os.path.isfile(found[0]):
         raise ConfigError(f"invalid script {list(found[:1])}: expected a file")
-    return Program(found)
+    return found
 
 
 def task_of(
-    program: Program,
+    program: tuple[tuple[str, ...], bytes],
     gpu: str,
     memory: int | None,
     steps: int | None,
@@ -277,15 +273,16 @@ def task_of(
     if steps is not None and steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
     installed = pytorch.require()
-    return Task(program, _gpu(gpu, memory), installed, tuple(allocators), steps, until, seconds)
+    return Task(*program, _gpu(gpu, memory), installed, tuple(allocators), steps, until, seconds)
 
 
 def predict_task(task: Task, output: str | os.PathLike[str] | None) -> Prediction:
     """Run a program over each allocator; once more without a limit, to see how much it lacks."""
+    if output is not None and is_same_file(output, task.command):
+        raise ConfigError(f"invalid output = {os.fspath(output)!r}: expected a file of its own")
     recorded = "gpumem" if "gpumem" in task.allocators else task.allocators[0]
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        stem = Path(task.program.command[0]).stem
-        recording = os.path.abspath(output or os.path.join(folder, stem))
+        recording = os.path.abspath(output or os.path.join(folder, Path(task.command[0]).stem))
         task = task._replace(recorded=recorded, recording=recording)
         runs = {run.allocator: run for run in run_task(task)}
         short = tuple(name for name, run in runs.items() if run.end == "memory")
@@ -343,7 +340,7 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
         answers = folder / "answers"
         answers.mkdir()
         call = folder / "call"
-        call.write_bytes(task.program.call)
+        call.write_bytes(task.call)
         order = {
             "ahead": ahead and (len(task.allocators) > 1 or task.values is not None),
             "library": str(library()),
@@ -351,8 +348,8 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
             "allocators": task.allocators,
             "steps": task.steps,
             "until": task.until,
-            "command": task.program.command,
-            "call": str(call) if task.program.call else "",
+            "command": task.command,
+            "call": str(call) if task.call else "",
             "path": list(map(str, sys.path)),
             "folder": str(answers),
             "name": task.name,

@@ -61,12 +61,12 @@ def test_packages_are_imported_when_they_are_first_named():
 import sys
 import gpumem
 packages = {f"gpumem.{name}" for name in
-            ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay",
-             "report", "session", "traces")}
+            ("accounting", "adaptors", "integrations", "interop", "observe", "planning",
+             "prediction", "replay", "report", "session", "traces")}
 assert not packages & set(sys.modules)
 gpumem.observe.record, gpumem.planning.partition, gpumem.accounting.ResourceCount
 gpumem.interop.attach, gpumem.traces.load_trace, gpumem.replay.replay
-gpumem.report.Report, gpumem.session.Session
+gpumem.report.Report, gpumem.session.Session, gpumem.predict
 libraries = [getattr(gpumem.integrations, name).enable
              for name in ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")]
 assert packages <= set(sys.modules)

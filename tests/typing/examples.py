@@ -54,6 +54,11 @@ except gpumem.OutOfMemoryError as error:
     assert_type(error.requested_nbytes, int)
     assert_type(error.advice, str)
 
+assert_type(gpumem.vary("batch", 8), int)
+predicted = gpumem.predict(len, [1], gpu="h100", memory=8 << 30, allocators=["default"])
+assert_type(predicted.fits("default"), bool | None)
+assert_type(predicted.runs["default"].reserved, int)
+
 for device in gpumem.devices():
     assert_type(device, gpumem.Device)
     assert_type(device.free_bytes, int)

@@ -1,0 +1,73 @@
+"""Predictions as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
+
+if TYPE_CHECKING:
+    from gpumem.prediction.runs import PredictedRun, Prediction
+
+_MAX_READS = 8
+
+
+def text(prediction: Prediction) -> str:
+    """Write a prediction: a line for each allocator, and the things that it rests on."""
+    gpu = prediction.gpu
+    lines = [
+        f"{gpu.name}, {format_size(gpu.memory)} with {format_size(gpu.context)} for a context, "
+        f"an estimate; PyTorch {prediction.torch}"
+    ]
+    lines += [
+        f"{name:<11}{format_size(run.live):>10} live {format_size(run.reserved):>10} reserved  "
+        f"{verdict(prediction, run)}"
+        for name, run in prediction.runs.items()
+    ]
+    return "\n".join([*lines, *notices(prediction)])
+
+
+def verdict(prediction: Prediction, run: PredictedRun) -> str:
+    """Say whether a run fits, or why that is not known."""
+    if not run.is_complete:
+        return f"not predicted: {run.line}{': ' if run.line else ''}{run.reason}"
+    room = prediction.room(run.allocator)
+    if run.end != "memory":
+        return f"fits; {format_size(room)} remain"
+    lack = f"{format_size(-room)} too much" if room < 0 else "the allocator's memory is in pieces"
+    phase = prediction.peak.phase if prediction.peak else ""
+    during = f"peak in {phase}, " if phase else ""
+    return f"does not fit: {during}{lack}; out of memory at {run.line}"
+
+
+def notices(prediction: Prediction) -> list[str]:
+    """Name each thing that the figures rest on, besides the program."""
+    lines = []
+    if not prediction.gpu.compared:
+        lines.append("no prediction for this GPU was compared with a run on it")
+    if prediction.unknown:
+        names = ", ".join(prediction.unknown)
+        lines.append(f"unknown functions of this PyTorch, which fail if they are called: {names}")
+    each = (line for run in prediction.runs.values() for line in _notices_of(run))
+    return [*lines, *dict.fromkeys(each)]
+
+
+def _notices_of(run: PredictedRun) -> list[str]:
+    """Name each thing that the figures rest on, besides the script."""
+    lines = [
+        f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
+        f"from the GPU, {counted(count, 'time')}{_doubt(operator, nbytes)}"
+        for line, operator, nbytes, count in run.reads[:_MAX_READS]
+    ]
+    if len(run.reads) > _MAX_READS:
+        lines.append(f"{len(run.reads) - _MAX_READS} other reads")
+    lines += [f"{line}: {name} has no result" for name, line, _, _ in run.refused]
+    return [*lines, *run.assumed]
+
+
+def _doubt(operator: str, nbytes: int) -> str:
+    """Return a warning of a read that may be of integers, unlike that of a loss or a flag."""
+    if operator == "_local_scalar_dense" and nbytes < 8:
+        return ""
+    return "; if the size of a tensor follows from it, the figures are wrong"
