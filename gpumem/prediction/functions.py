@@ -64,7 +64,7 @@ def predict(
     return predict_task(task_of(program, gpu, memory, steps, until, allocators, seconds), output)
 
 
-def pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def pickled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Pickle a function, its arguments and keywords."""
     if not callable(fn):
         raise ConfigError(f"invalid fn = {fn!r}: expected a function")
@@ -77,25 +77,11 @@ def pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes
             name="cloudpickle",
         ) from error
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Keeps the files of functions, for the lines that are named, and refuses CUDA tensors."""
-
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, types.CodeType):
-                return marshal.loads, (marshal.dumps(obj),)
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
-                shape = "x".join(map(str, obj.shape))
-                raise ConfigError(
-                    f"invalid tensor of {shape or 1} elements on {obj.device}, to which the "
-                    "function or its arguments refer: expected tensors on the CPU; the function "
-                    "makes those on the GPU itself"
-                )
-            return super().reducer_override(obj)
-
     buffer = io.BytesIO()
+    pickler = cloudpickle.Pickler(buffer)
+    pickler.reducer_override = functools.partial(reduced, pickler.reducer_override)
     try:
-        Pickler(buffer).dump((fn, args, kwargs))
+        pickler.dump((fn, args, kwargs))
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -103,6 +89,19 @@ def pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes
             f"{fn!r} and its arguments cannot be sent to another process: {error}"
         ) from error
     return buffer.getvalue()
+
+
+def reduced(otherwise: Callable[[Any], Any], obj: Any) -> Any:
+    """Reduce an object: code keeps its file, for the lines that are named; a tensor of CUDA is refused."""
+    if isinstance(obj, types.CodeType):
+        return marshal.loads, (marshal.dumps(obj),)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
+        raise ConfigError(
+            f"invalid tensor of shape {tuple(obj.shape)} on {obj.device}, to which the function or "
+            "its arguments refer: expected tensors on the CPU; the function makes those on the GPU"
+        )
+    return otherwise(obj)
 
 
 def file_of(fn: Any) -> str:

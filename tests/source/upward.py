@@ -35,6 +35,7 @@ UPWARD = {
     ("_arena", "_snapshots"): "GraphPool.snapshot",
     ("_arena", "report"): "Arena.report",
     ("gpumem", "integrations"): "the package imports its parts when they are named",
+    ("gpumem", "prediction"): "the same",
     # Registries: what each folder has to do at a fork, when memory is released, on other threads.
     ("_support", "on_fork"): "a fork's child forgets the state of every folder",
     ("_support", "on_release"): "one order in which retired objects of all folders are released",
