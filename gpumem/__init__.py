@@ -155,14 +155,14 @@ if TYPE_CHECKING:
     from gpumem import session as session
     from gpumem import stats as stats
     from gpumem import traces as traces
-    from gpumem._support.vary import vary
+    from gpumem._support.environment import vary
     from gpumem.prediction import predict
     from gpumem.session import Environment, RunContext, Session, SessionOptions
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
     # Names that are imported on their first use, by module.
     _LATER = {
-        "gpumem._support.vary": ("vary",),
+        "gpumem._support.environment": ("vary",),
         "gpumem.prediction": ("predict",),
         "gpumem.session": ("Environment", "RunContext", "Session", "SessionOptions"),
         "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),

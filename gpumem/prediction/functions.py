@@ -92,7 +92,7 @@ def pickled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 
 
 def reduced(otherwise: Callable[[Any], Any], obj: Any) -> Any:
-    """Reduce an object: code keeps its file, for the lines that are named; a tensor of CUDA is refused."""
+    """Reduce an object: code keeps its file, for the lines that are named; CUDA tensors raise."""
     if isinstance(obj, types.CodeType):
         return marshal.loads, (marshal.dumps(obj),)
     torch = sys.modules.get("torch")
