@@ -148,15 +148,10 @@ class App {
     return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];
   }
 
-  // The window that a page opens with: without a long time at the beginning before the first phase, in which
-  // next to nothing is live, or in which nothing happens before the peak and most events.
+  // The window that a page opens with: without a long time at the beginning.
   opening() {
     const { run } = this, [first, last] = this.extent();
-    const most = run.all.reduce((a, b) => Math.max(a, b), 0), half = (run.time[run.moves - 1] - run.time[0]) / 2;
-    const [phase = []] = run.facts.phases.shown;
-    const pause = run.all.findIndex((_, move) => run.time[move] - run.time[move - 1] > half);
-    const starts = [phase[1] ?? 0, run.all.findIndex((live) => live >= most / 100), run.all.indexOf(most) < pause || 2 * pause >= run.moves ? 0 : pause];
-    const begin = run.x(Math.max(...starts), this.view.axis);
+    const begin = run.x(run.opening ??= openingOf(run), this.view.axis);
     const early = begin - (last - begin) / 50;
     return early - first > (last - first) / 10 ? [early, last] : [first, last];
   }
@@ -323,6 +318,16 @@ class App {
     }
     this.later();
   }
+}
+
+// The first move of interest: that of the first phase, with a hundredth of the peak live, and after a pause of
+// more than half of the time, if the peak and most moves follow it.
+function openingOf(run) {
+  const most = run.all.reduce((a, b) => Math.max(a, b), 0), half = (run.time[run.moves - 1] - run.time[0]) / 2;
+  const [phase = []] = run.facts.phases.shown;
+  const pause = run.all.findIndex((_, move) => run.time[move] - run.time[move - 1] > half);
+  const isEarly = pause <= run.all.indexOf(most) && 2 * pause < run.moves;
+  return Math.max(phase[1] ?? 0, run.all.findIndex((live) => live >= most / 100), isEarly ? pause : 0);
 }
 
 function pick(from, names) {
