@@ -396,7 +396,9 @@ class ArenaConfig(_Settings):
         address ranges in which physical pages are mapped, and moved, on demand. "auto": "virtual"
         for a device's own memory if the device supports it, unless `max_mem` is below 8 MiB
         or more than a sixth of it is left over by whole pages of 2 MiB, or a setting applies to
-        regions only: growth fields other than the defaults, or the "ort" split rule.
+        regions only: growth fields other than the defaults, or the "ort" split rule. For pinned
+        memory "auto" makes exact regions, with the same exceptions but for `max_mem`: each block
+        above 1 MiB has one of its own size, smaller blocks share theirs.
     split_rule : {"tight", "ort"}
         "tight", the default unless `backing` is "regions": always split off the rest of a block.
         "ort", the default with "regions": split only if the rest is as large as the block or above
@@ -407,7 +409,11 @@ class ArenaConfig(_Settings):
     page_move_threshold : float
         With "virtual": reserved memory may exceed the highest use by this share; above it idle
         pages move, and new ones are made only if none is idle, or if the time for moves is used
-        up, see page_move_budget. 0 moves always, a large number never.
+        up, see page_move_budget. 0 moves always, a large number never. With exact regions: idle
+        regions, and bytes that blocks leave unused in theirs, may exceed the highest use by this
+        share; a growth first releases idle regions above it, or above a limit. While a stream
+        works, none is released, and the share is 1. 0 releases all that the highest use did not
+        need.
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that the driver may spend on moving pages and on
         releasing those made while it was used up. Up to 100 ms of it accumulate; making pages
@@ -499,13 +505,22 @@ class ArenaConfig(_Settings):
         return not self._for_regions
 
     @property
-    def _for_regions(self) -> str:
-        """The setting for which "auto" uses regions; empty if there is none."""
+    def _suits_exact_regions(self) -> bool:
+        """Whether large blocks of pinned memory have regions of their own sizes."""
+        return self.backing == "auto" and self.enable and not self._growth_fields
+
+    @property
+    def _growth_fields(self) -> list[str]:
+        """The settings of how regions grow that are not the defaults."""
         # The class attributes are the defaults; making an object of settings would take longer.
         growth = ("extend_strategy", *_DOUBLING_FIELDS)
         unusual = [name for name in growth if getattr(self, name) != getattr(ArenaConfig, name)]
-        if self.split_rule != "tight":
-            unusual.append("split_rule")
+        return unusual if self.split_rule == "tight" else [*unusual, "split_rule"]
+
+    @property
+    def _for_regions(self) -> str:
+        """The setting for which "auto" uses regions; empty if there is none."""
+        unusual = self._growth_fields
         if self.max_mem and not _suits_limit(self.max_mem):
             unusual.append("max_mem")
         return f"{unusual[0]} = {getattr(self, unusual[0])!r}" if unusual else ""
@@ -524,13 +539,13 @@ class ArenaConfig(_Settings):
                     "expected 0, or use_cuda_mempool = true"
                 )
 
-    def _without_effect(self, *, paged: bool) -> dict[str, str]:
+    def _without_effect(self, *, paged: bool, exact: bool = False) -> dict[str, str]:
         """Return the settings other than the defaults that an arena does not use, and why.
 
         Parameters
         ----------
-        paged : bool
-            Whether the arena's memory is pages.
+        paged, exact : bool
+            Whether the arena's memory is pages, and whether its large blocks have exact regions.
         """
         usual = ArenaConfig(backing=self.backing)
         given = {name for name in self._parsers() if getattr(self, name) != getattr(usual, name)}
@@ -550,9 +565,8 @@ class ArenaConfig(_Settings):
             found |= dict.fromkeys(("extend_strategy", *_DOUBLING_FIELDS), why)
         else:
             why = "the memory is regions, and it applies to pages"
-            found |= dict.fromkeys(
-                ("page_move_threshold", "page_move_budget", "sleep_keep_bytes"), why
-            )
+            found |= dict.fromkeys(("page_move_budget", "sleep_keep_bytes"), why)
+            found |= {} if exact else {"page_move_threshold": why}
         return {name: why for name, why in found.items() if name in given}
 
     def _of_graph_pool(self, backing: str) -> ArenaConfig:

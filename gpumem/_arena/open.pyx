@@ -59,6 +59,12 @@ cdef tuple KEYWORDS = ("memory", "config", "source", "budget", "count", "default
 # Addresses end here on every machine that CUDA runs on.
 cdef uint64_t END_OF_ADDRESSES = <uint64_t>1 << 56
 
+# Bytes of the regions that small blocks of pinned memory share, which double: the largest one is a
+# huge page.
+cdef enum:
+    FIRST_SHARED = 65536
+    LARGEST_SHARED = 2097152
+
 HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
 
 
@@ -77,9 +83,14 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     settings_from(arena.config, &settings)
     arena.extra = extra_for(alignment_in(arena.memory))
     arena.source = make_source(arena, arena.config, source)
+    settings.exact = takes_exact_regions(arena)
+    if settings.exact:
+        settings.initial_chunk = settings.initial_growth_chunk = FIRST_SHARED
+        settings.max_extend = LARGEST_SHARED
     settings.paged = (arena.source is None and arena.config.numa_node is None
                       and takes_pages(arena, ceiling_of(budget, count)))
-    for key, why in arena.config._without_effect(paged=settings.paged).items():
+    for key, why in arena.config._without_effect(paged=settings.paged,
+                                                   exact=settings.exact).items():
         warnings.warn(f"{key} = {getattr(arena.config, key)!r} has no effect on an arena on "
                       f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     with nogil:
@@ -165,6 +176,11 @@ cdef bint takes_pages(Arena arena, uint64_t limit) except *:
     if problem and config.backing == "virtual":
         raise ConfigError(f"invalid backing = 'virtual' for {arena.memory}: {problem}")
     return not problem
+
+
+cdef bint takes_exact_regions(Arena arena):
+    return (arena.memory.kind is MemoryKind.HOST_ACCESSIBLE and arena.source is None
+            and arena.config._suits_exact_regions)
 
 
 cdef str pages_problem(object memory):

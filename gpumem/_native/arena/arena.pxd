@@ -25,8 +25,10 @@ cdef void arena_leave(ArenaCore* arena) noexcept nogil
 cdef bint arenas_release_retired(bint with_wait, bint* stays) noexcept nogil
 # The same before an allocation with these flags grows. If the driver releases memory of its kind
 # only when the device is idle, and no stream is at work, so that nothing waits, it releases those
-# arenas, too, and returns True: then freed persistent regions can be released.
-cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil
+# arenas, too, and returns True: then freed persistent regions can be released, and surplus ones of
+# an arena with exact regions.
+cdef bint arenas_release_before_growth(ArenaCore* arena, uint64_t nbytes,
+                                       uint32_t flags) noexcept nogil
 # Waits for the work that is queued on blocks which those arenas freed, then releases them.
 cdef void arenas_release_after_work() noexcept nogil
 # Returns whether every stream of a block of any arena has ended its work, on all devices, because

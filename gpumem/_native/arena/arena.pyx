@@ -17,7 +17,7 @@ from gpumem._native.arena.family cimport (
     part_next, pool_join, tag_next, tag_now,
 )
 from gpumem._native.arena.growth cimport (
-    backing_for, FIRST_PAUSE, LONGEST_PAUSE, pause, prepare_pages, shrink_may_help,
+    backing_for, bound_idle, FIRST_PAUSE, LONGEST_PAUSE, pause, prepare_pages, shrink_may_help,
 )
 from gpumem._native.arena.release cimport (
     give_up_views, has_waiting, release_all_idle, release_idle, release_one, release_retired,
@@ -32,16 +32,16 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
+    ALLOCATE_NO_WAIT, apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED,
     family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT,
-    root_of, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
+    root_of, SHARED_BLOCK, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
-from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
+from gpumem._native.backing cimport Backing, backing_init, HOST_PAGE, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate_range, bfc_free_all, bfc_init, BFC_NO_METADATA, BFC_OK, bfc_resolve, NIL,
-    round_to_quantum, SLOT_RELEASED, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT,
+    round_to_quantum, SLOT_RELEASED, SPLIT_EXACT, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT,
 )
 from gpumem._native.budget cimport budget_drop, BUDGET_UNLIMITED, BudgetCore, release_idle_below
 from gpumem._native.driver cimport (
@@ -176,12 +176,15 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.backing.access = &arena.access
     if settings.paged:
         arena.backing.waits = False     # an unmap waits for nothing
+    if settings.exact:
+        arena.small_below = SHARED_BLOCK + 1
+        arena.backing.granule = max(backing.granule, <uint64_t>HOST_PAGE)
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
     if (not arena_level_init(arena)
-            or bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
-                        settings.max_dead) != BFC_OK
+            or bfc_init(&arena.table, SPLIT_EXACT if settings.exact else SPLIT_ORT
+                        if settings.ort_split else SPLIT_TIGHT, settings.max_dead) != BFC_OK
             or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK
             or bfc_init(&arena.persistent, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
         forget(arena)
@@ -245,11 +248,18 @@ cdef bint arenas_release_retired(bint with_wait, bint* stays) noexcept nogil:
     return any_released
 
 
-cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil:
+cdef bint arenas_release_before_growth(ArenaCore* arena, uint64_t nbytes,
+                                       uint32_t flags) noexcept nogil:
+    cdef bint exact = arena.settings.exact
     cdef bint stays
     arenas_release_retired(False, &stays)
     if (arena.settings.oom_wait == 0 or not backing_for(arena, flags).waits
-            or not (stays or load32(&arena.retired)) or not devices_are_quiet()):
+            or not (stays or load32(&arena.retired) or exact)):
+        return False
+    # An arena of exact regions that holds twice its live peak waits for the streams.
+    if not devices_are_quiet() and not (
+            exact and not flags & ALLOCATE_NO_WAIT and bound_idle(arena, nbytes, False)
+            and wait_for_quiet(0, clock_ns() + arena.settings.oom_wait) == ARENA_OK):
         return False
     arenas_release_retired(True, &stays)
     return True
@@ -632,6 +642,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
     # Streams of a capture may run at the same time at every launch, whatever has completed now.
     settings.reuse = REUSE_NEVER
     settings.ort_split = False
+    settings.exact = False
     settings.paged = owner.settings.paged and captured and splits and given == NULL
     settings.move_budget = 1
     settings.passthrough = False

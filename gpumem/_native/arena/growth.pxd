@@ -16,6 +16,13 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_
 # since. Search the table after it.
 cdef void release_before_growth(ArenaCore* arena, uint64_t nbytes,
                                 uint32_t stream_slot) noexcept nogil
+# Of an arena with exact regions. Bounds the bytes that it may hold without use: by its share above
+# the live peak, or by the live peak itself unless the streams are `quiet`. Returns whether a new
+# region would exceed that. `lock` alone is enough. Search the table after it.
+cdef bint bound_idle(ArenaCore* arena, uint64_t nbytes, bint quiet) noexcept nogil
+# Then releases the idle regions that would be too many beside the new one, or beyond a limit. The
+# driver waits for the device.
+cdef void release_surplus(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # Caller holds `lock`. Allocates a block as low as swaps of idle pages allow; see bfc_allocate.
 cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
                              int* status) noexcept nogil

@@ -9,6 +9,7 @@ from gpumem._native.arena.bookkeeping cimport (
 )
 from gpumem._native.arena.release cimport (
     release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,
+    release_regions,
 )
 from gpumem._native.arena.streams cimport (
     is_worth_polling, mark_remainders_dirty, record_events_of_others, release_completed,
@@ -27,7 +28,7 @@ from gpumem._native.arena.types cimport (
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
-    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
+    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SHARED_BLOCK, SMALL_BLOCK, SMALL_SPACE,
     SPACES, STREAM_NAMED, StreamSlot, table_for, with_share,
 )
 from gpumem._native.backing cimport (
@@ -35,8 +36,9 @@ from gpumem._native.backing cimport (
     mapped_around,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
+    Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_region,
     bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
+    SPLIT_EXACT,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_left, budget_room, BUDGET_UNLIMITED
 from gpumem._native.driver cimport (
@@ -81,6 +83,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     # step, so that no other thread can allocate it in between.
     cdef uint64_t size = whole_granules(&arena.backing, nbytes)
     cdef uint64_t running, wanted, address
+    cdef Bfc* table = table_for(arena, nbytes)
     cdef bint forced = False
     cdef uint32_t region, index
     cdef int status = BFC_OK
@@ -93,7 +96,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     if not reserve_with_back_off(arena, &wanted, size, &address):
         return ARENA_DRIVER_REFUSED
     lock_acquire(&arena.lock)
-    if bfc_add_region(&arena.table, address, wanted, False, &region) != BFC_OK:
+    if bfc_add_region(table, address, wanted, False, &region) != BFC_OK:
         lock_release(&arena.lock)
         backing_release(&arena.backing, address, wanted)
         return ARENA_NO_METADATA
@@ -102,10 +105,13 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, wanted)
     advance_growth(arena, running, forced)
-    index = bfc_allocate_from(&arena.table, round_to_quantum(nbytes), nbytes, SLOT_RELEASED, 0,
-                              stream_slot, &status)
+    if table.split_rule == SPLIT_EXACT:
+        index = bfc_allocate_region(table, region, nbytes, stream_slot)
+    else:
+        index = bfc_allocate_from(table, round_to_quantum(nbytes), nbytes, SLOT_RELEASED, 0,
+                                  stream_slot, &status)
     if index != NIL:
-        finish_allocate(arena, cache_find(arena), &arena.table, index, block)
+        finish_allocate(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK if index != NIL else ARENA_NO_METADATA
 
@@ -118,6 +124,8 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
     cdef uint64_t running = arena.next_region
     if has_size_of_block(arena, size):
         return size
+    if arena.settings.exact and size > SHARED_BLOCK // 2:
+        running = arena.settings.max_extend     # of a huge page, which is made faster than a half
     while size > running:
         forced[0] = True
         running = size if running > (<uint64_t>1 << 62) else running * 2
@@ -127,6 +135,7 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
 cdef inline bint has_size_of_block(const ArenaCore* arena, uint64_t size) noexcept nogil:
     # The remainder of a graph pool's region after a large block would serve no other work.
     return (arena.settings.extend == EXTEND_SAME_AS_REQUESTED
+            or arena.settings.exact and size > SHARED_BLOCK
             or is_graph_pool(arena) and size > arena.settings.max_extend)
 
 
@@ -203,8 +212,7 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, size)
     finish_allocate(arena, NULL, &arena.table,
-                    bfc_allocate_persistent(&arena.table, region, nbytes, stream_slot),
-                    block)
+                    bfc_allocate_region(&arena.table, region, nbytes, stream_slot), block)
     if flags & ALLOCATE_PERSISTENT:
         locked_add64(&arena.stats.num_reserves, 1)
     lock_release(&arena.lock)
@@ -255,6 +263,40 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     # The name of the call is stored if the backing is not the arena's own.
     return driver_refused(arena, code, backing.call if backing != &arena.backing
                           else <const char*>NULL)
+
+
+# ---- exact regions -------------------------------------------------------------------------------
+
+cdef bint bound_idle(ArenaCore* arena, uint64_t nbytes, bint quiet) noexcept nogil:
+    cdef Bfc* table = &arena.table
+    cdef uint64_t spare, wasted, limit
+    lock_acquire(&arena.lock)
+    limit = peak_with(arena, nbytes)
+    spare = with_share(arena, limit) - limit if quiet else limit
+    limit += spare
+    # The caches were flushed, so that it is nearly exact.
+    wasted = table.in_use - min(table.in_use, table.requested_in_use)
+    table.max_dead = spare - min(spare, wasted)
+    limit -= min(limit, arena_reserved(arena))
+    lock_release(&arena.lock)
+    return whole_granules(&arena.backing, nbytes) > limit
+
+
+cdef void release_surplus(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t size = whole_granules(&arena.backing, nbytes)
+    cdef uint64_t reserved, limit
+    lock_acquire(&arena.lock)
+    reserved = arena_reserved(arena)
+    limit = with_share(arena, peak_with(arena, nbytes))
+    lock_release(&arena.lock)
+    limit = min(limit, reserved + min(budget_left(family_level(arena)), budget_room(arena.level)))
+    if reserved + size > limit:
+        release_regions(arena, reserved + size - limit)
+
+
+cdef inline uint64_t peak_with(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Caller holds `lock`. The live peak, once a block of this size is in use.
+    return max(arena_in_use(arena) + round_to_quantum(nbytes), live_peak(arena))
 
 
 # ---- peers ---------------------------------------------------------------------------------------

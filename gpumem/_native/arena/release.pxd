@@ -26,6 +26,9 @@ cdef bint has_waiting(ArenaCore* arena) noexcept nogil
 # Releases one idle region, persistent or not; 0: there is none. `with_wait`: also one for which the
 # driver waits.
 cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil
+# Releases idle regions of at least `nbytes` in all, as few bytes as one region of that size allows.
+# The driver waits for the device.
+cdef void release_regions(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # Releases the memory of a region that is in no table; False: the driver refused.
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
 # Releases every page of a paged arena that is idle and has no queued work; returns the bytes.

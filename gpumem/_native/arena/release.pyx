@@ -10,7 +10,7 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.family cimport shares_limit, tag_next
 from gpumem._native.arena.types cimport (
     apart_from, arena_reserved, ArenaCore, LARGE_SPACE, live_peak, move_clock, PERSISTENT_SPACE,
-    SMALL_SPACE, SPACES, StreamSlot, with_share,
+    SMALL_SPACE, SPACES, StreamSlot, table_at, with_share,
 )
 from gpumem._native.backing cimport Backing, backing_release
 from gpumem._native.bfc cimport (
@@ -92,8 +92,10 @@ cdef uint64_t release_retired(ArenaCore* arena, bint with_wait) noexcept nogil:
 
 cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
     # Nothing is polled where no unfinished work keeps memory from being released.
-    cdef uint32_t i
     cdef const Uses* uses
+    cdef const Bfc* table
+    cdef uint32_t i
+    cdef int number
     cdef bint polls
     lock_acquire(&arena.lock)
     for i in range(1, arena.table.stream_slot_count):
@@ -104,9 +106,11 @@ cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
     while uses != NULL:
         arena.streams[uses.stream_slot].holds_region = True
         uses = uses.next
-    for i in range(arena.table.region_count):
-        if bfc_region_is_idle(&arena.table, i) and not region_is_done(arena, i):
-            polls = True
+    for number in range(2):
+        table = table_at(arena, number)
+        for i in range(table.region_count):
+            if bfc_region_is_idle(table, i) and not region_is_done(arena, table, i):
+                polls = True
     for i in range(1, arena.table.stream_slot_count):
         if arena.streams[i].holds_region and has_unknown_work(arena, i):
             query_stream(arena, i)
@@ -115,15 +119,15 @@ cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
         release_completed(arena, SLOT_RELEASED)
 
 
-cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
+cdef bint region_is_done(ArenaCore* arena, const Bfc* table, uint32_t region) noexcept nogil:
     # Returns whether all work is known to be done that was queued when its blocks were freed. Marks
     # the streams that have the unfinished work.
     cdef const Chunk* chunk
     cdef StreamSlot* stream
-    cdef uint32_t index = arena.table.regions[region].first
+    cdef uint32_t index = table.regions[region].first
     cdef bint done = True
     while index != NIL:
-        chunk = &arena.table.chunks[index]
+        chunk = &table.chunks[index]
         stream = &arena.streams[chunk.stream_slot]
         if chunk.stream_slot != SLOT_RELEASED and chunk.epoch > stream.done:
             stream.holds_region = True
@@ -133,24 +137,38 @@ cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
 
 
 cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil:
-    # Removes one idle region from the table, then releases it to the driver. If that is refused it
-    # is added to the table again, which has room for it. Returns its bytes.
-    cdef uint32_t region
+    return release_best(arena, persistent, with_wait, 0)
+
+
+cdef uint64_t release_best(ArenaCore* arena, bint persistent, bint with_wait,
+                           uint64_t wanted) noexcept nogil:
+    # Removes an idle region from its table, then releases it to the driver: the smallest one of at
+    # least `wanted` bytes, else the largest. If that is refused it is added to the table again,
+    # which has room for it. Returns its bytes.
+    cdef Bfc* table
+    cdef Bfc* found = NULL
+    cdef int number
+    cdef uint32_t i
+    cdef uint32_t region = 0
     cdef uint64_t address = 0
     cdef uint64_t size = 0
     lock_acquire(&arena.lock)
-    for region in range(arena.table.region_count):
-        if (bfc_region_is_idle(&arena.table, region)
-                and (arena.table.regions[region].persistent != 0) == persistent
-                and (with_wait or not waits_for_device(arena, arena.table.regions[region].address))
-                and region_is_done(arena, region)):
-            address = arena.table.regions[region].address
-            size = arena.table.regions[region].size
-            bfc_remove_region(&arena.table, region)
-            note_region(arena, REC_RELEASE, address, size)
-            if persistent:
-                store32(&arena.retired, arena.retired - 1)
-            break
+    for number in range(2):
+        table = table_at(arena, number)
+        for i in range(table.region_count):
+            if (bfc_region_is_idle(table, i) and (table.regions[i].persistent != 0) == persistent
+                    and (with_wait or not waits_for_device(arena, table.regions[i].address))
+                    and region_is_done(arena, table, i)
+                    and (found == NULL or is_closer(table.regions[i].size, size, wanted))):
+                found = table
+                region = i
+                size = table.regions[i].size
+    if found != NULL:
+        address = found.regions[region].address
+        bfc_remove_region(found, region)
+        note_region(arena, REC_RELEASE, address, size)
+        if persistent:
+            store32(&arena.retired, arena.retired - 1)
     lock_release(&arena.lock)
     if size == 0 or release_memory_of(arena, address, size):
         if size != 0 and not persistent:
@@ -158,11 +176,25 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noe
         arena_reconcile(arena)
         return size
     lock_acquire(&arena.lock)
-    bfc_add_region(&arena.table, address, size, persistent, &region)
+    bfc_add_region(found, address, size, persistent, &region)
     note_region(arena, REC_RESERVE, address, size)
     store32(&arena.retired, arena.retired + persistent)
     lock_release(&arena.lock)
     return 0
+
+
+cdef inline bint is_closer(uint64_t size, uint64_t than, uint64_t wanted) noexcept nogil:
+    if size >= wanted:
+        return size < than or than < wanted
+    return than < size
+
+
+cdef void release_regions(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t released = 1
+    poll_idle_regions(arena)
+    while nbytes and released:
+        released = release_best(arena, False, True, nbytes)
+        nbytes -= min(released, nbytes)
 
 
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
@@ -178,13 +210,17 @@ cdef bint waits_for_device(ArenaCore* arena, uint64_t address) noexcept nogil:
 
 
 cdef bint has_waiting(ArenaCore* arena) noexcept nogil:
+    cdef const Bfc* table
     cdef uint32_t region
+    cdef int number
     cdef bint found = False
     lock_acquire(&arena.lock)
-    for region in range(arena.table.region_count):
-        if (bfc_region_is_idle(&arena.table, region)
-                and waits_for_device(arena, arena.table.regions[region].address)):
-            found = True
+    for number in range(2):
+        table = table_at(arena, number)
+        for region in range(table.region_count):
+            if (bfc_region_is_idle(table, region)
+                    and waits_for_device(arena, table.regions[region].address)):
+                found = True
     lock_release(&arena.lock)
     return found
 

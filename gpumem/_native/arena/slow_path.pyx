@@ -12,7 +12,8 @@ from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.detours cimport arena_charge_block
 from gpumem._native.arena.family cimport tag_next
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, release_before_growth, shrink_may_help, wait_for_streams,
+    allocate_lower, bound_idle, grow, memory_is_out, release_before_growth, release_surplus,
+    shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport release_all_idle, release_retired
 from gpumem._native.arena.spans cimport span_take, spans_poll
@@ -123,21 +124,26 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    idle is released here only if no stream is at work, and only before more of its kind
         #    is allocated.
         mode = context_relax(arena.context)
-        quiet = arenas_release_before_growth(arena, flags)
+        quiet = arenas_release_before_growth(arena, nbytes, flags)
         lock_acquire(&arena.grow_lock)
         release_retired(arena, quiet)
 
         # 7. Poll and search again, because another thread may have grown while this one waited for
         #    the lock, and an event that step 3 recorded on an idle stream takes microseconds; also
         #    for chunks side by side that together hold the block. Then grow: a new region, or pages
-        #    that are made or moved.
+        #    that are made or moved. Where regions are exact, idle ones that would be too many are
+        #    released before.
         status = ARENA_OVER_LIMIT
+        if arena.settings.exact:
+            bound_idle(arena, nbytes, quiet)
         if not own_region:
             release_before_growth(arena, nbytes, stream_slot)
             status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
         if not own_region and status == ARENA_OVER_LIMIT:
             status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_ACROSS, block)
         if status != ARENA_OK and status != ARENA_CLOSED and status != ARENA_ASLEEP:
+            if arena.settings.exact and quiet:
+                release_surplus(arena, nbytes)
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
         # 8. Release regions and pages that hold no block and have no unfinished work, also those

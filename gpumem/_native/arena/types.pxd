@@ -61,6 +61,7 @@ cdef enum:
     # Bytes; smaller blocks have their own range, so that long-lived small ones do not pin large
     # pages.
     SMALL_BLOCK = 262144
+    SHARED_BLOCK = 1048576      # bytes; of an arena with exact regions smaller blocks share theirs
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
 
 cdef enum:
@@ -163,7 +164,9 @@ cdef struct ArenaCore "ArenaCore":
     uint64_t serial         # of this arena, never used again
     DeviceContext* context
     StreamSlot* streams     # parallel to the stream slots of both tables; never moves
-    uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
+    # Bytes; smaller blocks live in `small`. 0 until a paged arena has grown; always where regions
+    # are exact.
+    uint64_t small_below
     ArenaSettings settings
     EventSource events      # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
@@ -177,7 +180,7 @@ cdef struct ArenaCore "ArenaCore":
     int32_t references      # the Arena object and every lease (atomic)
     LineStart of_tables     # the first part of each is read without the lock, too
     Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
-    Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
+    Bfc small               # the blocks below `small_below`; empty without any
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
     MoveBudget move_budget
@@ -251,6 +254,9 @@ cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
 
 cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
+
+cdef inline Bfc* table_at(ArenaCore* arena, int number) noexcept nogil:
+    return &arena.small if number else &arena.table
 
 cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
     # Changes under the arena lock; reports of memory that is out read it without the lock.

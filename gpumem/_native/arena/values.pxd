@@ -106,6 +106,7 @@ cdef struct ArenaSettings:
     ExtendStrategy extend
     StreamReuse reuse
     bint ort_split
+    bint exact                      # large blocks have regions of their own sizes
     bint paged                      # blocks live in address ranges backed by pages that move
     double move_share               # reserved memory may pass the live peak by this share unmoved
     double move_budget              # of the time may go into moving; 1: no bound

@@ -69,6 +69,7 @@ cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil
 
 
 cdef enum:
+    HOST_PAGE = 4096            # bytes
     HOST_SIDE = -1              # in place of a device's ordinal: the CPU
 
 cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil

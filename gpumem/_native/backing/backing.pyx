@@ -531,16 +531,12 @@ cdef CUresult memory_export(DeviceContext* context, uint64_t memory, int* fd) no
 cdef extern from "files.h" nogil:
     int file_in_memory(const char* name, uint64_t nbytes)
 
-cdef enum:
-    PAGE = 4096
-
-
 cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil:
     backing_init(backing, context)
     backing.reserve = file_reserve
     backing.release = file_release
     backing.call = "cuMemHostRegister"
-    backing.granule = PAGE
+    backing.granule = HOST_PAGE
     backing.has_files = True
     backing.waits = True
 

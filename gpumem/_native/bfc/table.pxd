@@ -56,6 +56,7 @@ cdef enum:
     PACK_LIMIT = 10         # bins that a table that packs searches for the lowest head
     PLACE_BITS = 17         # a place is a step of 128 KiB
     PACK_BYTES = 65536      # blocks of at most that size are not packed
+    NEARLY_BITS = 8         # SPLIT_EXACT: a chunk that exceeds a request by 1/256 is nearly as large
     SWAP_BYTES = 2097152    # MIN: from that size on a block may take a place that swaps fill
     SWAP_SKIPS = 3          # searches for such a place that are left out after one that found none,
     SWAP_PARTS = 50         # for blocks below this part of the bytes in use
@@ -79,6 +80,7 @@ cdef enum SplitRule:
     SPLIT_TIGHT = 0         # split off any remainder of at least one quantum
     SPLIT_ORT = 1           # ONNX Runtime: if the chunk is twice the request or wastes max_dead
     SPLIT_NEVER = 2         # a block is the whole chunk
+    SPLIT_EXACT = 3         # the same, and it exceeds the request by little: see wastes_too_much
 
 cdef enum BfcStatus:
     BFC_OK = 0
@@ -156,7 +158,8 @@ cdef struct Bfc:
     uint32_t holes          # head of the list of holes
     SplitRule split_rule
     uint32_t max_chunks     # MAX_CHUNKS, or fewer under a limit on addresses (RLIMIT_AS)
-    uint64_t max_dead       # bytes, for SPLIT_ORT
+    # SPLIT_ORT: bytes. SPLIT_EXACT: bytes that the next blocks together may leave unused.
+    uint64_t max_dead
     bint merge_released     # a chunk of slot 0 may join its neighbour's slot
     bint shared             # several streams have freed blocks: may_spread
     bint packs              # takes the lowest of the smallest for large blocks
@@ -291,8 +294,9 @@ cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t ep
 
 cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
                         uint32_t* region) noexcept nogil
-cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requested,
-                                      uint32_t stream_slot) noexcept nogil
+# Allocates the block of a fresh region, which is all of it.
+cdef uint32_t bfc_allocate_region(Bfc* table, uint32_t region, uint64_t requested,
+                                  uint32_t stream_slot) noexcept nogil
 cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
 

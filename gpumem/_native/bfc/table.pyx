@@ -50,6 +50,8 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
     if index == NIL:
         return NIL
     split = split_leaves(table, table.chunks[index].size, size)
+    if not split and wastes_too_much(table, table.chunks[index].size, size):
+        return NIL
     # Before anything changes: the array of chunks may have to grow for the remainder of a split.
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
@@ -284,9 +286,19 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
     # Returns whether the remainder of a chunk of `have` bytes is worth a chunk of its own.
     if table.split_rule == SPLIT_TIGHT:
         return have > want
-    if table.split_rule == SPLIT_NEVER:
+    if table.split_rule == SPLIT_NEVER or table.split_rule == SPLIT_EXACT:
         return False
     return have >= 2 * want or have - want >= table.max_dead
+
+
+cdef inline bint wastes_too_much(Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
+    # A chunk of nearly the request's size always suits: its region was made for such a block.
+    if table.split_rule != SPLIT_EXACT or have - want <= want >> NEARLY_BITS:
+        return False
+    if have - want > table.max_dead:
+        return True
+    table.max_dead -= have - want
+    return False
 
 
 cdef uint32_t chunk_cut(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
@@ -490,9 +502,11 @@ cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
     return True
 
 
-cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requested,
-                                      uint32_t stream_slot) noexcept nogil:
+cdef uint32_t bfc_allocate_region(Bfc* table, uint32_t region, uint64_t requested,
+                                  uint32_t stream_slot) noexcept nogil:
     cdef uint32_t index = table.regions[region].first
+    if not table.regions[region].persistent:
+        bin_remove(table, index)
     chunk_allocate(table, index, requested, stream_slot)
     return index
 

@@ -127,9 +127,8 @@ def require_pinned(pinned: object) -> None:
 
 
 def pinned_arena(torch: ModuleType) -> Arena:
-    """Make an arena of pinned memory for PyTorch, with regions of the sizes of its blocks."""
-    memory = f"cuda:{torch.cuda.current_device()}/pinned"
-    return Arena(memory, {"extend_strategy": "same_as_requested"}, name="PyTorch's pinned memory")
+    """Make an arena of pinned memory for PyTorch."""
+    return Arena(f"cuda:{torch.cuda.current_device()}/pinned", name="PyTorch's pinned memory")
 
 
 def block_of_tensor(tensor: Any) -> tuple[int, int]:
