@@ -159,7 +159,10 @@ def main() -> int:
         return 0
     heads = ["GiB", "live", "PyTorch", "expandable segments", "gpumem", *ANCHORS]
     truth = truth_of(chosen.truth) if chosen.truth else {}
-    print(table(heads, rows(chosen.scripts, chosen.gpu, chosen.steps, truth)))
+    lines = 0
+    for row in rows(chosen.scripts, chosen.gpu, chosen.steps, truth):
+        print("\n".join(table(heads, [row]).splitlines()[lines:]), flush=True)
+        lines = 2  # the head is printed once
     return 0
 
 

@@ -1,7 +1,15 @@
-"""The null CUDA in a child process: loaded here, gpumem would take it for a driver."""
+"""The null CUDA in a child process: loaded here, gpumem would take it for a driver.
+
+    python -m prediction.null_cuda -m pytest tests/gpu/test_torch_on_gpu.py
+
+runs Python over it, with all processes that it starts; tests/ must be importable.
+"""
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -9,6 +17,7 @@ from helpers.child import path_with, run
 
 from gpumem.prediction.child import null
 from gpumem.prediction.gpus import gpu
+from gpumem.prediction.pytorch import require
 from gpumem.prediction.runs import device_of, library
 
 STARTUP = Path(__file__).with_name("startup")
@@ -44,12 +53,10 @@ def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count
     return done.stdout
 
 
-def environment(
-    folder: Path, *paths: Path, name: str = "h200", cuda: str = "13.0"
-) -> dict[str, str]:
-    """Return variables for processes that load the null CUDA as Python starts.
+def environment(folder: Path) -> dict[str, str]:
+    """Return variables for processes that load the null CUDA, an H200, as Python starts.
 
-    Libraries that look for the driver by its name find it in `folder`; `paths` are importable.
+    Libraries that look for the driver by its name find it in `folder`.
     """
     for each in ("libcuda.so.1", "libnvidia-ml.so.1"):
         if not (folder / each).exists():
@@ -57,13 +64,24 @@ def environment(
     order = {
         "module": null.__file__,
         "library": str(library()),
-        "device": device_of(gpu(name), cuda),
+        "device": device_of(gpu("h200"), require().cuda),
     }
     found = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
     return {
         "GPUMEM_TEST_NULL_CUDA": json.dumps(order),
         "LD_LIBRARY_PATH": os.pathsep.join(found),
-        "PYTHONPATH": path_with(STARTUP, *paths),
+        "PYTHONPATH": path_with(STARTUP),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TRITON_LIBCUDA_PATH": str(folder),
     }
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        own = environment(Path(folder))
+        command = [sys.executable, *sys.argv[1:]]
+        return subprocess.run(command, env=os.environ | own, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,7 @@ def test_program_has_the_peaks_of_an_h200(name):
 def test_bench_of_scripts_counts_what_a_prediction_counts(tmp_path):
     script = str(PROGRAMS / "text_generator.py")
     command = ("-m", "bench.script_peaks", "--allocators", "default", "--", script)
-    env = environment(tmp_path, cuda=require().cuda)
+    env = environment(tmp_path)
     done = program(sys.executable, *command, cwd=ROOT, env=env)
     row = json.loads(done.stdout)
     run = predict_script([script], gpu="h200", allocators=["default"]).runs["default"]

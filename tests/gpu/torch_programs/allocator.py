@@ -21,6 +21,11 @@ def choose_as_the_parent():
     choose(os.environ[CHOSEN])
 
 
+def computed(value):
+    """Return a value as it is read from the GPU; the null CUDA computes none and reads zeros."""
+    return type(value)(0) if "GPUMEM_TEST_NULL_CUDA" in os.environ else value
+
+
 def filled(mib, value=0.0):
     """Return a tensor of so many MiB."""
     import torch
