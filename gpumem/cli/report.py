@@ -22,7 +22,7 @@ from gpumem.cli.output import (
 )
 from gpumem.report import Change, Report, write_report
 
-_CHANGES = 10  # at most so many that grew, and that shrank
+_CHANGES = 10  # the maximum of those that grew, and of those that shrank
 
 
 @click.command(short_help="Make a page of recordings, traces or memory snapshots.")

@@ -30,7 +30,7 @@ from gpumem.traces.groups import Rules, expressions_of
 __all__ = ["Change", "Peak", "Report", "peak", "write_report"]
 
 MAX_CHANGES = 200
-"""A page lists at most so many stacks that grew and as many that shrank."""
+"""Maximum number of stacks that grew on a page, and of those that shrank."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,9 +13,9 @@ from gpumem.traces import ALLOC, Trace
 from gpumem.traces.groups import groups_of
 
 MAX_BLOCKS = 1 << 20
-"""A page shows at most so many blocks one by one; smaller ones are only in the sums."""
+"""Maximum number of blocks that a page shows one by one; smaller ones are only in the sums."""
 MAX_OWNERS = 1 << 12
-"""A page names at most so many owners; those with the fewest bytes become one."""
+"""Maximum number of owners that a page names; those with the fewest bytes become one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -144,7 +144,7 @@ def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
 
 
 MAX_PHASES = 1 << 13
-"""A page draws at most so many phases."""
+"""Maximum number of phases that a page draws."""
 
 # The groupings that a page has besides those that it makes of owners, stacks, streams and sizes.
 _GROUPINGS = ["rule", "category", "phase", "module", "function", "file"]

@@ -40,7 +40,7 @@ function axis(app, more) {
 
 // The horizontal axis: seconds, or numbers of events.
 function horizontal(app) {
-  // Between two events is nothing to name.
+  // The axis of events names whole numbers only.
   const named = (_, splits) => splits.map((value) => (app.view.axis === "time" || Number.isInteger(value) ? value : null));
   const made = axis(app, {
     space: 90,

@@ -5,7 +5,7 @@
 const BAR_HEIGHT = 22;
 const MIN_BAR = 4; // pixels; narrower bars are left out
 
-const FEW_LEAVES = 2; // with at most so many stacks of the program, frames of libraries are shown, too
+const FEW_LEAVES = 2; // if the program has at most 2 stacks, frames of libraries are shown, too
 
 function leavesOf({ children }) {
   return Array.from(children.values()).reduce((sum, child) => sum + leavesOf(child), 0) || 1;

@@ -1,5 +1,5 @@
 // ---- groups of blocks --------------------------------------------------------------------------
-// All charts and tables group blocks alike. The groups with the most bytes at the highest point of the
+// All charts and tables group blocks alike. The largest groups at the highest point of the
 // run have colours of their own, whatever part is shown; the others share one.
 
 const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "64 KiB to 1 MiB"],
@@ -35,7 +35,7 @@ function groupingsOf(run) {
 }
 
 class Groups {
-  // Of a run that is compared, `like` is the other run, so that both are divided alike.
+  // If `run` is only compared, `like` is the run that the page shows, so that both are divided alike.
   constructor(run, by, like = run) {
     const { title, head, make: made } = like.groupings[by];
     [this.of, this.names] = made(run, like);

@@ -142,7 +142,7 @@ class App {
     return state;
   }
 
-  // From the first event of the runs that are drawn to the last.
+  // The first and the last place on the axis of all runs that are drawn.
   extent(axis = this.view.axis) {
     const [first, last] = this.run.extent(axis);
     return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];

@@ -53,7 +53,7 @@ function paint(app, u, image) {
   const y0 = u.scales.y.min, scaleX = width / (view.x1 - view.x0), scaleY = height / (u.scales.y.max - y0);
   const across = (move) => Math.round((run.x(move, view.axis) - view.x0) * scaleX);
   const borders = fillSegments(app, pixels, { width, height, y0, scaleY, across });
-  // Blocks thinner than a pixel come first, so that they do not hide the others; before them all that
+  // Blocks thinner than a pixel come first, so that they do not hide the others; before them come all that
   // the filter leaves out.
   const hidden = pixel(app.theme.color("hidden"));
   const layers = run.isFiltered ? [[0, false], [0, true], [1, false], [1, true]] : [[1, false], [1, true]];

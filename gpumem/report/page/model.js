@@ -8,9 +8,9 @@ const NO_FILTER = { owner: -1, stream: -1, only: "", least: 0, most: Infinity, f
 
 class Run {
   constructor(facts, { back, ...columns }, curves) {
-    // Of each block: size, stream, owner, offset, stack (from 1; 0: none). Of each move: time in µs,
-    // rest. Of each segment: offset, size, and the moves that begin and end it. Of each stack: its
-    // frames, and those of the program.
+    // A block has a size, a stream, an owner, an offset and a stack (from 1; 0: none); a move a time in µs
+    // and a rest; a segment an offset, a size, and the moves that begin and end it; a stack its frames, and
+    // those of the program.
     Object.assign(this, columns);
     this.facts = facts;
     this.moves = back.length;
@@ -154,7 +154,7 @@ class Run {
     return chosen;
   }
 
-  // Of a window: the blocks that live in it, the highest point, the bytes of each group there.
+  // Count the blocks that live in a window; find its highest point, and the bytes of each group there.
   survey(first, stop, groups) {
     const live = this.live, group = groups.of;
     let peak = Math.max(0, first - 1);
