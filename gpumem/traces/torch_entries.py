@@ -10,8 +10,10 @@ import contextlib
 import gc
 import os
 import pickle
-from array import array
+import struct
 from typing import IO, Any, NoReturn
+
+import numpy as np
 
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
@@ -31,6 +33,13 @@ _ACTIONS = {
     "segment_unmap": END,
     "oom": OOM,
 }
+_PACKED = struct.Struct("<QqQqib")
+ENTRY = np.dtype(
+    {
+        "names": ["address", "size", "stream", "time_us", "stack", "action"],
+        "formats": ["<u8", "<i8", "<u8", "<i8", "<i4", "i1"],
+    }
+)
 _MAX_FRAMES = 256
 _MAX_NAME = 300
 
@@ -81,14 +90,11 @@ class _Known(int):
 
 
 class Entries:
-    """Action, address, size, stream, time and number of the stack of the entries, in columns.
-
-    They are of all devices.
-    """
+    """The entries of all devices, packed as rows of `ENTRY`; their stacks are numbered."""
 
     def __init__(self) -> None:
         self.stacks = Stacks()
-        self.columns = [array(code) for code in "bQqQqi"]
+        self.packed = bytearray()
 
     def row_of(self, entry: object, where: str) -> int:
         """Return the row of an entry."""
@@ -112,10 +118,8 @@ class Entries:
         if action != OTHER:
             size = integer(entry, "size", where)
         stack = self.stacks.number_of(entry.get("frames"))
-        row = action, address, size, stream, time_us, stack
-        for column, value in zip(self.columns, row, strict=True):
-            column.append(value)
-        return len(self.columns[0]) - 1
+        self.packed += _PACKED.pack(address, size, stream, time_us, stack, action)
+        return len(self.packed) // _PACKED.size - 1
 
 
 class Stacks:

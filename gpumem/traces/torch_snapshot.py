@@ -16,7 +16,7 @@ from gpumem._support.sizes import format_size
 from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import SegmentLog, TraceBuilder, require_device
-from gpumem.traces.torch_entries import BEGIN, END, OOM, Entries, Stacks, integer, load_plain
+from gpumem.traces.torch_entries import BEGIN, END, ENTRY, OOM, Entries, Stacks, integer, load_plain
 from gpumem.traces.torch_phases import add_phases
 from gpumem.traces.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Trace
 
@@ -223,11 +223,12 @@ class _History:
     """The entries of a device, in columns."""
 
     def __init__(self, listed: list[object], device: str, entries: Entries) -> None:
-        rows = [entries.row_of(each, f"{device}, entry {n}") for n, each in enumerate(listed)]
+        numbers = [entries.row_of(each, f"{device}, entry {n}") for n, each in enumerate(listed)]
+        rows = np.frombuffer(entries.packed, ENTRY)[np.array(numbers, np.int64)]
         self.device = device
         self.stacks = entries.stacks
-        self.action, self.address, self.size, self.stream, self.time_us, self.stack = (
-            np.array(column)[np.array(rows, np.int64)] for column in entries.columns
+        self.address, self.size, self.stream, self.time_us, self.stack, self.action = (
+            np.ascontiguousarray(rows[name]) for name in ENTRY.names or ()
         )
 
     def record(self, segments: list[_Segment]) -> tuple[TraceBuilder, str]:
