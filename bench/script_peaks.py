@@ -17,7 +17,8 @@ from typing import Any
 
 from gpumem._support.sizes import parse_size
 from gpumem.prediction import ALLOCATORS, gpus
-from gpumem.prediction.child.run import ScriptRun
+from gpumem.prediction.child.program import Program
+from gpumem.prediction.child.run import ScriptRun, path_of_answer
 
 LINES = 6  # of a failed script's output
 
@@ -37,11 +38,9 @@ def run_here(order: dict[str, Any], allocator: str) -> None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(order["limit"] / total)
 
-    sys.argv = order["command"]
-    sys.path[0] = str(Path(order["command"][0]).resolve().parent)
     if order["limit"]:
         torch.cuda._lazy_call(limit)
-    ScriptRun(order, NoListener(), allocator).run()
+    ScriptRun(order, NoListener(), Program(order), allocator, None).run()
 
 
 def measure(
@@ -50,7 +49,7 @@ def measure(
     """Run a script in a process of its own; return its row."""
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         order = {"command": command, "steps": steps, "folder": folder, "limit": limit}
-        order |= {"until": "", "recorded": ""}
+        order |= {"until": "", "recorded": "", "call": ""}
         own = [sys.executable, "-m", "bench.script_peaks", "--here", json.dumps(order)]
         row: dict[str, Any] = {"script": command[0], "allocator": allocator}
         try:
@@ -64,7 +63,7 @@ def measure(
             )
         except subprocess.TimeoutExpired:
             return row | {"end": "time"}
-        answer = Path(folder, f"{allocator}.json")
+        answer = Path(path_of_answer(order, allocator, None))
         if answer.exists():
             row |= json.loads(answer.read_text())
         else:
