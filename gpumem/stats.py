@@ -408,6 +408,7 @@ class OutOfMemoryReport:
         Tags that are asleep (`Arena.sleep`), with the bytes of each that are stored elsewhere; they
         count in none of the sums above.
     device_total, device_free : int or None
+        For pinned memory they are the host's.
         Of the whole device, from the driver; None if it does not report them.
     held_here : int
         Held in this memory by gpumem's arenas of this process, and allocated by its pools.
@@ -523,8 +524,9 @@ class OutOfMemoryReport:
     def _device(self) -> str:
         if self.device_total is None or self.device_free is None or self.held_by_others is None:
             return ""
+        where = "host" if self.memory.endswith("/host_accessible") else "device"
         return (
-            f"the device: {format_size(self.device_free)} of "
+            f"the {where}: {format_size(self.device_free)} of "
             f"{format_size(self.device_total)} free, "
             f"{format_size(self.held_here)} held by gpumem in this process, "
             f"{format_size(self.held_by_others)} by others and the driver"

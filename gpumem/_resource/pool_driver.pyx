@@ -32,6 +32,7 @@ from gpumem._support.retired cimport retire, Retired, take_retired
 
 from gpumem._native.driver.nvml import processes_on
 from gpumem.config import PoolConfig
+from gpumem.device import Device, MemoryKind
 from gpumem.errors import ConfigError, PeerAccessError
 
 # The pool's attributes that PoolConfig has as switches.
@@ -386,11 +387,16 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
     cdef size_t total = 0
     cdef bint known = False
     cdef Held held
+    cdef DriverDevice host
     cdef bytes memory = str(resource.memory).encode()[:sizeof(held.memory) - 1]
     held.owner = owner
     held.here = 0
     held.idle = 0
     memcpy(held.memory, <const char*>memory, len(memory) + 1)
+    # Pinned memory is the host's, whichever GPU has it.
+    if resource.memory.kind is MemoryKind.HOST_ACCESSIBLE and not context.is_host:
+        host = Device("host")._open()
+        context = &host.context
     # Both readings are of different moments, hence the limit at 0 below.
     event_sources_visit(add_held, &held)
     with nogil:

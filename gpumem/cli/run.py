@@ -15,7 +15,25 @@ from gpumem.cli.arguments import FiniteRange, size, within, writable
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
 
+class _Run(click.Command):
+    """A command with an option that has a value only after "=", as click has none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write ``--pinned`` and ``--pinned=LIMIT`` before the program as options of click's."""
+        given = iter(range(len(args)))
+        for i in given:
+            name, equals, _ = args[i].partition("=")
+            if not name.startswith("-") or name == "--":
+                break
+            if name == "--pinned":
+                args[i] = args[i] if equals else "--pinned=0"
+            elif name in ("--max-mem", "--report", "--stacks") and not equals:
+                next(given, None)
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=_Run,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a program with gpumem in place of PyTorch's allocator.",
 )
@@ -24,6 +42,12 @@ from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
     metavar="SIZE",
     callback=size,
     help="Limit of each GPU's arena, in each process, such as 20GiB.",
+)
+@click.option(
+    "--pinned",
+    metavar="[=LIMIT]",
+    callback=size,
+    help="Replace PyTorch's allocator of pinned host memory alone, within LIMIT in each process.",
 )
 @click.option(
     "--report",
@@ -45,6 +69,7 @@ from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
     max_mem: int | None,
+    pinned: int | None,
     report: Path | None,
     stacks: float,
     module: bool,
@@ -61,9 +86,11 @@ def run(
     """
     if report and not module and is_same_file(report, [program]):
         raise click.BadParameter(f"--report {report}: expected another file than the program")
+    if max_mem is not None and pinned is not None:
+        raise click.BadParameter("--max-mem limits GPU memory, which --pinned leaves to PyTorch")
     command = _command(program, module)
     page = str(report.absolute()) if report else ""
-    options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns())
+    options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns(), pinned)
     path = os.environ.get("PYTHONPATH")
     environment = {
         **os.environ,

@@ -12,7 +12,7 @@ FAKE = Path(__file__).parent / "fake_torch" / "torch" / "__init__.py"
 SOURCE = """
 #define EXPORT extern "C" __attribute__((visibility("default")))
 EXPORT int gpumem_torch_install(const void *, double) { return 1; }
-EXPORT void gpumem_torch_install_pinned(const void *) {}
+EXPORT void gpumem_torch_install_pinned(const void *, int) {}
 """
 
 

@@ -177,7 +177,7 @@ def load(folder, cache):
     table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(FIRST_FRACTION)
     allocator = _build.load(torch)
     assert allocator.gpumem_torch_install(table, fraction)
-    allocator.gpumem_torch_install_pinned(table)
+    allocator.gpumem_torch_install_pinned(table, 0)
     library = cache / "torch_driver.so"
     compiler = os.environ.get("CXX", "c++").split()
     named = ["-std=c++20", "-shared", "-fPIC", "-o", str(library), str(DRIVER)]

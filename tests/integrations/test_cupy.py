@@ -185,6 +185,20 @@ def test_enable_and_disable_switch_pinned_memory_too(cuda, arena, monkeypatch):
     pinned.close()
 
 
+def test_pinned_memory_alone_leaves_the_allocator_of_arrays(cuda):
+    pinned = gpumem.Arena("host/host_accessible")
+    before = cuda.get_allocator()
+    integration.enable_pinned(pinned)
+    assert cuda.get_allocator() is before
+    pointer = cuda.pinned(100)
+    assert pointer.mem.buffer.resource is pinned
+    integration.disable()
+    assert cuda.get_allocator() is before
+    assert cuda.pinned is fake_cupy.own_pinned
+    del pointer
+    pinned.close()
+
+
 def test_users_pinned_allocator_stays_unless_requested(cuda, arena):
     cuda.pinned = mine = object()
     with integration.using(arena, pinned=False):

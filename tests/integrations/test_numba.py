@@ -68,6 +68,18 @@ def test_numba_pinned_memory_comes_from_gpumem(manager, arena):
     assert arena.stats().in_use == 0
 
 
+def test_pinned_memory_alone_leaves_device_arrays_to_numba(arena, context):
+    resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
+    manager = manager_class(None, resources, "host")(context=context)
+    assert isinstance(manager, driver.NumbaCUDAMemoryManager)
+    assert type(manager).memalloc is driver.NumbaCUDAMemoryManager.memalloc
+    manager.get_memory_info = lambda: driver.MemoryInfo(free=0, total=0)
+    memory = manager.memhostalloc(1000)
+    assert arena.stats().requested_in_use == 1000
+    del memory
+    assert arena.stats().in_use == 0
+
+
 def test_memory_info_counts_what_the_arena_has_free(manager, arena):
     pointer = manager.memalloc(MIB)
     info = manager.get_memory_info()

@@ -3,12 +3,12 @@
 import pytest
 from prediction.null_cuda import over_null_cuda
 
-from gpumem.integrations.torch import _allocator
+from gpumem.integrations.torch import _build
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 if not torch.version.cuda:
     pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
-if reason := _allocator.why_not_compiled(torch):
+if reason := _build.why_not_compiled(torch):
     pytest.skip(reason, allow_module_level=True)
 
 SCRIPT = """

@@ -263,6 +263,7 @@ cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_
 # that cannot use the host's addresses for registered memory, and drivers that do not register it.
 
 cdef extern from "host_pages.h" nogil:
+    bint host_has_room(size_t nbytes)
     bint host_pages_begin(HostPages* pages, size_t nbytes, int node)
     char* host_pages_take(HostPages* pages, size_t nbytes)
     size_t whole_pages(size_t nbytes)
@@ -302,6 +303,8 @@ cdef CUresult pinned_reserve(Backing* self, uint64_t size, uint64_t* address) no
     cdef HostPages pages
     cdef CUresult code
     if size < FLOOR:
+        if size > FLOOR // 2 and not host_has_room(size):
+            return CUDA_ERROR_OUT_OF_MEMORY
         return host_reserve(self, size, address)
     if not host_pages_begin(&pages, size, self.node):
         return CUDA_ERROR_OUT_OF_MEMORY

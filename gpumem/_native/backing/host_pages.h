@@ -31,6 +31,7 @@ enum {
     HOST_PAGES_THREADS = 8,         /* at most, in addition to the caller */
     HOST_PAGES_PER_THREAD = 32 << 20,       /* less is done before another thread has started */
     HOST_PAGES_PIECE = 16 << 20,    /* bytes that a thread makes at a time */
+    HOST_RESERVE = 256 << 20,       /* bytes that pinned memory leaves to the host's other work */
     PREFERRED_NODE = 1,             /* MPOL_PREFERRED */
     MAX_NODES = 1024,
 };
@@ -117,15 +118,22 @@ static inline void start_threads(HostPages *pages) {
     pthread_mutex_unlock(&pages->lock);
 }
 
+/* Whether the host has memory left for pages. Otherwise the kernel would end processes to make room,
+ * and a control group those of the group. A small group keeps a sixteenth. */
+static inline int host_has_room(size_t nbytes) {
+    uint64_t available = memory_available(CONTROL_GROUPS);
+    uint64_t kept = smaller_size(HOST_RESERVE, group_memory(CONTROL_GROUPS).limit / 16);
+    return available == 0 || (kept < available && nbytes <= available - kept);
+}
+
 /* Begins to make pages, on `node` if possible (-1: on any). False: the host has no memory, and
  * there are none. `host_pages_end` ends it.
  */
 static inline int host_pages_begin(HostPages *pages, size_t nbytes, int node) {
-    uint64_t available = memory_available(CONTROL_GROUPS);
     memset(pages, 0, sizeof *pages);
     memset(pages->making, 0xff, sizeof pages->making);
     nbytes = whole_pages(nbytes);
-    if (available && nbytes > available) return 0; /* the kernel would end processes to make room */
+    if (!host_has_room(nbytes)) return 0;
     pages->base = (char *)map_aligned(nbytes, HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, 0);
     if (pages->base == NULL) return 0;
     madvise(pages->base, nbytes, MADV_HUGEPAGE);

@@ -147,10 +147,13 @@ class Resources:
         return f"Resources({self.framework!r}, {self._given!r})"
 
 
-def setting_with_pinned(resources: Resources, pinned: bool | MemoryResource | None) -> Setting:
+def setting_with_pinned(
+    resources: Resources, pinned: bool | MemoryResource | None, *, alone: bool = False
+) -> Setting:
     """Return a setting with an option "pinned": the framework's resources of pinned memory.
 
-    The option is None if `pinned` is False, where the framework keeps its own.
+    The option is None if `pinned` is False, where the framework keeps its own. The option "alone"
+    says that the framework keeps its memory of devices.
     """
     chosen = None
     if pinned is not False:
@@ -160,7 +163,7 @@ def setting_with_pinned(resources: Resources, pinned: bool | MemoryResource | No
             kinds=(MemoryKind.HOST_ACCESSIBLE,),
             device_type=resources.device_type,
         )
-    return Setting(resources, (("pinned", chosen),))
+    return Setting(resources, (("pinned", chosen), ("alone", alone)))
 
 
 def allocated(

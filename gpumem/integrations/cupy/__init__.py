@@ -36,7 +36,7 @@ from gpumem.integrations._common.resources import (
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
-__all__ = ["allocator", "disable", "enable", "status", "using"]
+__all__ = ["allocator", "disable", "enable", "enable_pinned", "status", "using"]
 
 _OLDEST = "13.0"
 _INSTALL = "pip install cupy-cuda13x"
@@ -82,6 +82,25 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
     you have set another pinned allocator, pass ``pinned=False``.
     """
     _switch.enable(setting_with_pinned(_resources(resource), pinned))
+
+
+def enable_pinned(resource: MemoryResource | None = None) -> None:
+    """Let CuPy allocate pinned memory from gpumem, and leave the memory of its arrays as it is.
+
+    Parameters
+    ----------
+    resource : MemoryResource, optional
+        HOST_ACCESSIBLE memory of a CUDA device. None means the default resource of the current
+        device's pinned memory, which PyTorch and Numba use, too, where their pinned memory comes
+        from gpumem. Its limit is that of the arena: ``resource.set_limit("16GiB")``.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError, ConfigError, TypeError
+        As `enable`.
+    """
+    chosen = True if resource is None else resource
+    _switch.enable(setting_with_pinned(_resources(None), chosen, alone=True))
 
 
 def disable() -> None:
@@ -209,7 +228,7 @@ class _CuPy(Framework):
             require_gpu(self.name)
         pinned = setting.option("pinned")
         before = parts.cuda.get_allocator(), self._pinned
-        after = parts.allocator(setting.resources)
+        after = before[0] if setting.option("alone") else parts.allocator(setting.resources)
         self._put(after, None if pinned is None else parts.pinned_allocator(pinned))
         return before
 

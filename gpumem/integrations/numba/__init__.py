@@ -26,7 +26,7 @@ from gpumem.integrations._common.resources import ResourceLike, Resources, setti
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
-__all__ = ["disable", "enable", "status", "using"]
+__all__ = ["disable", "enable", "enable_pinned", "status", "using"]
 
 _OLDEST = "0.10"
 _INSTALL = "pip install numba-cuda"
@@ -71,6 +71,25 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
     whole process, gpumem included: close your arenas first.
     """
     _switch.enable(_setting(resource, pinned))
+
+
+def enable_pinned(resource: MemoryResource | None = None) -> None:
+    """Let Numba allocate pinned and mapped arrays from gpumem, and leave device arrays as they are.
+
+    Parameters
+    ----------
+    resource : MemoryResource, optional
+        HOST_ACCESSIBLE memory of a CUDA device. None means the default resource of the device's
+        pinned memory, which PyTorch and CuPy use, too, where their pinned memory comes from gpumem.
+        Its limit is that of the arena: ``resource.set_limit("16GiB")``.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError, ConfigError, TypeError
+        As `enable`.
+    """
+    chosen = True if resource is None else resource
+    _switch.enable(setting_with_pinned(Resources("Numba"), chosen, alone=True))
 
 
 def disable() -> None:
@@ -134,7 +153,8 @@ def _require() -> Any:
 def _manager_class(setting: Setting) -> Any:
     from gpumem.integrations.numba._manager import manager_class
 
-    return manager_class(setting.resources, setting.option("pinned"))
+    resources = None if setting.option("alone") else setting.resources
+    return manager_class(resources, setting.option("pinned"))
 
 
 class _Numba(Framework):

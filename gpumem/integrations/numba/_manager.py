@@ -31,58 +31,53 @@ from gpumem.integrations.numba._fence import Fence
 _INTERFACE = 1
 
 
-def manager_class(resources: Resources, pinned: Resources | None, device_type: str = "cuda") -> Any:
+def manager_class(
+    resources: Resources | None, pinned: Resources | None, device_type: str = "cuda"
+) -> Any:
     """Return the class of which Numba creates one manager for each context.
 
     Parameters
     ----------
-    resources : Resources
-        Of device arrays.
+    resources : Resources or None
+        Of device arrays; None: they have Numba's own memory.
     pinned : Resources or None
         Of pinned and mapped host arrays; None: they come from the driver.
     device_type : str
         "host" in tests without a GPU.
     """
     parts = {"resources": resources, "pinned": pinned, "device_type": device_type}
-    return type("GpumemManager", (GpumemManager,), parts)
+    return type("GpumemManager", (PinnedManager if resources is None else GpumemManager,), parts)
 
 
-class GpumemManager(driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Numba's blocks of one context, from gpumem."""
+class _HostBlocks:
+    """The part of a manager that has pinned and mapped arrays, and the blocks of one context."""
 
-    resources: Resources
     pinned: Resources | None
     device_type: str
+    context: Any
+    allocations: Any
+    deallocations: Any
 
     def __init__(self, *, context: Any) -> None:
         super().__init__(context=context)
         self._blocks: _LiveBlocks | None = None  # Numba may reset before it initialises
 
-    @property
-    def interface_version(self) -> int:
-        return _INTERFACE
-
     def initialize(self) -> None:
+        super().initialize()  # type: ignore[misc]
         if self._blocks is None:
             self._blocks = _LiveBlocks(Device(f"{self.device_type}:{self.context.device.id}"))
 
     def reset(self) -> None:
-        super().reset()
+        super().reset()  # type: ignore[misc]
         if self._blocks is not None:
             self._blocks.free_all()
-
-    def memalloc(self, size: int) -> Any:
-        address, finalizer = self._allocate(self.resources, size)
-        pointer = driver.binding.CUdeviceptr(address)
-        context = weakref.proxy(self.context)
-        return driver.MemoryPointer(context, pointer, size, finalizer=finalizer)
 
     def memhostalloc(
         self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False
     ) -> Any:
         # gpumem has no write-combined memory.
         if self.pinned is None or wc:
-            return super().memhostalloc(size, mapped, portable, wc)
+            return super().memhostalloc(size, mapped, portable, wc)  # type: ignore[misc]
         address, finalizer = self._allocate(self.pinned, size)
         context = weakref.proxy(self.context)
         if not mapped:
@@ -100,6 +95,39 @@ class GpumemManager(driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  
         memory = driver.MappedMemory(context, address, size, finalizer=free)
         allocations[address] = memory
         return memory.own()
+
+    def _allocate(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
+        self.initialize()
+        assert self._blocks is not None
+        resource, blocks = chosen.of(self.context.device.id), self._blocks
+        return allocated(
+            lambda: blocks.allocate(resource, size), self._collect, NumbaOutOfMemoryError
+        )
+
+    def _collect(self) -> None:
+        # Numba's own manager also frees dropped arrays before it reports an error.
+        self.deallocations.clear()
+        gc.collect()
+        assert self._blocks is not None
+        self._blocks.fence.drain()
+
+
+class GpumemManager(  # type: ignore[misc]
+    _HostBlocks, driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager
+):
+    """Numba's blocks of one context, from gpumem."""
+
+    resources: Resources
+
+    @property
+    def interface_version(self) -> int:
+        return _INTERFACE
+
+    def memalloc(self, size: int) -> Any:
+        address, finalizer = self._allocate(self.resources, size)
+        pointer = driver.binding.CUdeviceptr(address)
+        context = weakref.proxy(self.context)
+        return driver.MemoryPointer(context, pointer, size, finalizer=finalizer)
 
     def get_memory_info(self) -> Any:
         self.initialize()
@@ -121,20 +149,9 @@ class GpumemManager(driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  
                 "of any arena"
             ) from error
 
-    def _allocate(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
-        self.initialize()
-        assert self._blocks is not None
-        resource, blocks = chosen.of(self.context.device.id), self._blocks
-        return allocated(
-            lambda: blocks.allocate(resource, size), self._collect, NumbaOutOfMemoryError
-        )
 
-    def _collect(self) -> None:
-        # Numba's own manager also frees dropped arrays before it reports an error.
-        self.deallocations.clear()
-        gc.collect()
-        assert self._blocks is not None
-        self._blocks.fence.drain()
+class PinnedManager(_HostBlocks, driver.NumbaCUDAMemoryManager):  # type: ignore[misc]
+    """Numba's own manager, with pinned and mapped arrays from gpumem."""
 
 
 class _LiveBlocks:

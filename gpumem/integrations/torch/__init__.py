@@ -50,14 +50,15 @@ from types import ModuleType
 
 from gpumem import integrations
 from gpumem._arena.arena import Arena
+from gpumem._support.sizes import whole_bytes
 from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework
-from gpumem.integrations.torch import _allocator, _hooks, _phases
+from gpumem.integrations.torch import _allocator, _build, _hooks, _phases, _pinned
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
 
-__all__ = ["TorchStatus", "disable", "enable", "record_phases", "status", "using"]
+__all__ = ["TorchStatus", "disable", "enable", "enable_pinned", "record_phases", "status", "using"]
 
 MODES = ("auto", "full", "pool")
 
@@ -127,7 +128,7 @@ class Torch(Framework):
             return "full"
         if _allocator.why_not_replace(torch):
             return "pool"
-        reason = torch.cuda.device_count() and _allocator.why_not_compiled(torch)
+        reason = torch.cuda.device_count() and _build.why_not_compiled(torch)
         if reason:
             warnings.warn(
                 f'PyTorch is switched by mode="pool": {reason}', ConfigWarning, stacklevel=4
@@ -161,8 +162,9 @@ def enable(
         "pool", and a `ConfigWarning` says why.
     pinned : Arena or bool, optional
         Under "full", where PyTorch's pinned memory comes from: an arena of pinned memory; with True
-        one that is made at its first use, with regions of the sizes of PyTorch's blocks; with
-        False PyTorch's own. None means the choice of an earlier call, else True.
+        the default resource of the current device's pinned memory, from the first use on, or the
+        choice of an earlier `enable_pinned`; with False PyTorch's own. None means the choice of an
+        earlier call, else True.
 
     Raises
     ------
@@ -187,6 +189,49 @@ def disable() -> None:
         Under ``mode="full"``: PyTorch cannot switch back.
     """
     _switch.disable()
+
+
+def enable_pinned(
+    resource: Arena | None = None, *, limit: int | str | None = None, beyond: str = "error"
+) -> None:
+    """Let PyTorch allocate pinned memory from gpumem, and leave its GPU memory as it is.
+
+    That is the memory of ``tensor.pin_memory()``, ``pin_memory=True`` and a DataLoader that pins.
+    It can be called at any time; tensors that were pinned before keep their memory. PyTorch cannot
+    switch back. A further call changes the arena, the limit and `beyond`.
+
+    Parameters
+    ----------
+    resource : Arena, optional
+        An arena of memory ``"cuda:N/pinned"``. None means the one in use; at first the default
+        resource of the current device's pinned memory, which CuPy and Numba use, too.
+    limit : int or str, optional
+        Bytes that the arena may hold, such as ``"16GiB"``, at least 1; as `Arena.set_limit`. None
+        leaves the arena's limit. The memory that the machine and the process's control groups have
+        left is a limit in any case.
+    beyond : {"error", "unpinned"}
+        A request that is refused raises ``torch.OutOfMemoryError``, or gets memory that is not
+        pinned: then copies of it are slower, and wait.
+
+    Raises
+    ------
+    MissingFrameworkError
+        PyTorch is not installed.
+    IntegrationError
+        PyTorch is older than 2.11, was built without CUDA or finds no GPU; or gpumem's allocator
+        cannot be compiled. Nothing is changed.
+    ConfigError
+        `resource` is not an arena of a GPU's pinned memory, or `limit` or `beyond` is invalid.
+    """
+    if beyond not in ("error", "unpinned"):
+        raise ConfigError(f"invalid beyond = {beyond!r}: expected 'error' or 'unpinned'")
+    nbytes = 0 if limit is None else whole_bytes("limit", limit, accepts_none=True)
+    if limit is not None and nbytes < 1:
+        raise ConfigError(f"invalid limit = {limit!r}: expected at least 1 byte, or None")
+    arena = None if resource is None else _pinned.require_pinned(resource)
+    torch = import_torch()
+    _allocator.require_gpu(torch)
+    _pinned.install(torch, arena, limit=nbytes, unpinned=beyond == "unpinned")
 
 
 def using(
@@ -224,12 +269,11 @@ def status() -> TorchStatus:
     now = _switch.status()
     setting = _switch.current()
     mode = None if setting is None else setting.option("mode")
-    serves_pinned = mode == "full" and _torch.serves_pinned
     return TorchStatus(
         now.enabled,
         now.resources,
         mode=mode,
-        pinned=_hooks.pinned() if serves_pinned else None,
+        pinned=_hooks.pinned() if _pinned.installed else None,
     )
 
 
@@ -238,7 +282,7 @@ def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> 
     if pinned and chosen == "pool":
         raise ConfigError(f'invalid pinned = {pinned!r} with mode="pool": expected False')
     if not isinstance(pinned, bool | None):
-        _allocator.require_pinned(pinned)
+        _pinned.require_pinned(pinned)
     current = _switch.current()
     resources = Resources("PyTorch", resource)
     if chosen == "pool":

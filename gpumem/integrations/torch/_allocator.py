@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from gpumem._arena.arena import Arena
 from gpumem._buffer.holders import BLOCKS
-from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.resources import Resources
-from gpumem.integrations.torch import _build, _hooks, _rebuild, _sharing
+from gpumem.integrations.torch import _build, _hooks, _pinned, _rebuild, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
 
 # ---- in place of PyTorch's allocator -------------------------------------------------------------
@@ -53,19 +52,6 @@ def why_not_replace(torch: ModuleType) -> str | None:
     return None
 
 
-def why_not_compiled(torch: ModuleType) -> str | None:
-    """Return why gpumem's allocator cannot be compiled for PyTorch; None if it is compiled."""
-    try:
-        _build.load(torch)
-    except (OSError, RuntimeError) as error:
-        return (
-            f"gpumem's allocator cannot be compiled for PyTorch: {error}. Install a C++ compiler "
-            "and CUDA's headers (pip install nvidia-cuda-runtime), then run `python -m "
-            "gpumem.integrations.torch build`"
-        )
-    return None
-
-
 def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> None:
     """Replace PyTorch's allocator until the process ends.
 
@@ -86,7 +72,7 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
     arenas = {index: arena_of(resources, index) for index in resources.given}
     # Before the compilation, which takes long.
     settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
-    reason = why_not_compiled(torch)
+    reason = _build.why_not_compiled(torch)
     if reason:
         raise IntegrationError(f'{reason}; mode="pool" needs no compiler')
     library = _build.load(torch)
@@ -95,40 +81,17 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
         raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
     _rebuild.send_to_any_process()
     BLOCKS[torch.Tensor] = block_of_tensor
-    if pinned:
-        library.gpumem_torch_install_pinned(table)
-
-    def find(index: int) -> Arena:
-        if index == _hooks.PINNED:
-            return pinned if isinstance(pinned, Arena) else pinned_arena(torch)
-        return prepared(arena_of(resources, index))
+    if pinned and not (pinned is True and _pinned.installed):
+        _pinned.install(torch, pinned if isinstance(pinned, Arena) else None)
 
     def prepared(arena: Arena) -> Arena:
         settings.limit(arena)
         _sharing.prepare(arena.memory.device)
         return arena
 
-    _hooks.set_finder(find)
+    _hooks.set_finder(lambda index: prepared(arena_of(resources, index)))
     for index, arena in arenas.items():
         _hooks.serve(index, prepared(arena))
-
-
-def require_pinned(pinned: object) -> None:
-    """Raise `ConfigError` if it is not an arena of a GPU's pinned memory."""
-    if (
-        isinstance(pinned, Arena)
-        and pinned.memory.device.type == "cuda"
-        and pinned.memory.kind is MemoryKind.HOST_ACCESSIBLE
-    ):
-        return
-    raise ConfigError(
-        f'invalid pinned = {pinned!r}: expected a bool, or an arena of memory "cuda:N/pinned"'
-    )
-
-
-def pinned_arena(torch: ModuleType) -> Arena:
-    """Make an arena of pinned memory for PyTorch."""
-    return Arena(f"cuda:{torch.cuda.current_device()}/pinned", name="PyTorch's pinned memory")
 
 
 def block_of_tensor(tensor: Any) -> tuple[int, int]:

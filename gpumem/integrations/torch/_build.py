@@ -69,3 +69,16 @@ def recipe(torch: ModuleType) -> Recipe:
             "-lc10",
         ),
     )
+
+
+def why_not_compiled(torch: ModuleType) -> str | None:
+    """Return why gpumem's allocator cannot be compiled for PyTorch; None if it is compiled."""
+    try:
+        load(torch)
+    except (OSError, RuntimeError) as error:
+        return (
+            f"gpumem's allocator cannot be compiled for PyTorch: {error}. Install a C++ compiler "
+            "and CUDA's headers (pip install nvidia-cuda-runtime), then run `python -m "
+            "gpumem.integrations.torch build`"
+        )
+    return None

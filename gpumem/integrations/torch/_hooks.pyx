@@ -132,6 +132,7 @@ PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a dev
 
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
+cdef object pinned_finder = None    # the same for pinned memory
 # The finder may return a new arena each time, and none may replace one that serves. A thread that
 # finds one may need another device's arena for it.
 cdef object finding = RLock()
@@ -655,12 +656,13 @@ cdef void* find(int device) noexcept nogil:
 
 
 cdef void* find_arena(int device) noexcept with gil:
-    if finder is None:
+    found = pinned_finder if device == TORCH_PINNED else finder
+    if found is None:
         return NULL
     try:
         with finding:
             if hook_of(device) == NULL:     # no other thread has found it since then
-                serve(device, finder(device))
+                serve(device, found(device))
     except BaseException as error:
         interrupt_again(error)
         return NULL
@@ -891,6 +893,12 @@ def set_finder(function):
     """Set ``function(ordinal)``, which returns the Arena of a device that none serves yet."""
     global finder
     finder = function
+
+
+def set_pinned_finder(function):
+    """Set ``function(PINNED)``, which returns the Arena of pinned memory if none serves it yet."""
+    global pinned_finder
+    pinned_finder = function
 
 
 def arenas():

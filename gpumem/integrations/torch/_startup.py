@@ -46,6 +46,9 @@ class Options(NamedTuple):
         Share of the allocations that are recorded with a stack, 0 to 1.
     began : int
         Time at which it began, in nanoseconds since 1970.
+    pinned : int or None
+        Bytes that the arena of pinned memory may hold in each process, which alone is PyTorch's; 0
+        is unlimited. None: gpumem serves the GPU's memory, too.
     """
 
     process: int
@@ -53,6 +56,7 @@ class Options(NamedTuple):
     report: str
     stacks: float
     began: int
+    pinned: int | None = None
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -80,7 +84,10 @@ def begin() -> None:
         resources = Resources("PyTorch", config=config)
         if options.report:
             torch.record_phases()
-        torch._switch.enable(torch.setting_of(resources, "full"))
+        if options.pinned is None:
+            torch._switch.enable(torch.setting_of(resources, "full"))
+        else:
+            torch.enable_pinned(limit=options.pinned or None)
     except GpumemError as error:
         _report(f"not enabled for PyTorch: {error}")
 

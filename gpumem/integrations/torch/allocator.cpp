@@ -543,9 +543,12 @@ GPUMEM_EXPORT int gpumem_torch_install(const TorchCalls *calls, double fraction)
 }
 
 /* Puts an allocator of pinned memory in the place of PyTorch's. The arena of TORCH_PINNED serves it,
-   and is made at the first use. */
-GPUMEM_EXPORT void gpumem_torch_install_pinned(const TorchCalls *calls) {
-    static auto *pinned = new gpumem::PinnedAllocator(*calls); /* blocks may outlive the interpreter */
+   and is made at the first use. A further call only changes whether `unpinned` memory serves requests
+   that are refused. */
+GPUMEM_EXPORT void gpumem_torch_install_pinned(const TorchCalls *calls, int unpinned) {
+    /* Blocks may outlive the interpreter. */
+    static auto *pinned = new gpumem::PinnedAllocator(*calls, at::getHostAllocator(c10::kCUDA));
+    pinned->set_fallback(unpinned != 0);
     for (int priority = 0; priority == 0 || at::getHostAllocator(c10::kCUDA) != pinned; priority++)
         at::setHostAllocator(c10::kCUDA, pinned, static_cast<uint8_t>(priority));
 }

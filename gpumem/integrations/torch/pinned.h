@@ -8,11 +8,14 @@
  * A block that is allocated while a graph is captured, or freed after a captured copy of it, belongs to
  * the graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
  * `empty_cache`, which waits for the GPU. The pool's own allocations reuse blocks that no copy has used.
+ *
+ * Blocks that the allocator before it made stay valid: their uses are recorded there.
  */
 #ifndef GPUMEM_TORCH_PINNED_H
 #define GPUMEM_TORCH_PINNED_H
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -39,7 +42,11 @@ class PinnedAllocator final : public at::HostAllocator {
    public:
     using Filter = std::function<bool(c10::Stream)>;
 
-    explicit PinnedAllocator(const TorchCalls &calls) : calls_(calls) {}
+    PinnedAllocator(const TorchCalls &calls, at::HostAllocator *replaced)
+        : calls_(calls), replaced_(replaced) {}
+
+    /* Whether a request that is refused gets memory that is not pinned, instead of an exception. */
+    void set_fallback(bool unpinned) { unpinned_ = unpinned; }
 
     at::DataPtr allocate(size_t nbytes) override {
         if (nbytes == 0) return {nullptr, nullptr, &delete_block, c10::kCPU};
@@ -47,23 +54,27 @@ class PinnedAllocator final : public at::HostAllocator {
         const auto pool = pool_now();
         auto *block = take_from_pool(pool, nbytes);
         if (block == nullptr) block = take_from_arena(pool, nbytes);
+        if (block == nullptr) return c10::GetCPUAllocator()->allocate(nbytes);
         std::lock_guard<std::mutex> lock(mutex_);
         live_[reinterpret_cast<uintptr_t>(block->address)] = block;
         return {block->address, block, &delete_block, c10::kCPU};
     }
 
     /* The address may lie inside a block, and the context be another library's that wraps one. */
-    bool record_event(void *address, void *, c10::Stream stream) override {
+    bool record_event(void *address, void *context, c10::Stream stream) override {
         const auto at = reinterpret_cast<uintptr_t>(address);
-        std::lock_guard<std::mutex> lock(mutex_);
-        auto next = live_.upper_bound(at);
-        if (next == live_.begin()) return false;
-        auto &[begin, block] = *std::prev(next);
-        if (at - begin >= block->nbytes) return false;
-        auto &streams = block->streams;
-        if (std::find(streams.begin(), streams.end(), stream) == streams.end())
-            streams.push_back(stream);
-        return true;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            auto next = live_.upper_bound(at);
+            auto *block = next == live_.begin() ? nullptr : std::prev(next)->second;
+            if (block != nullptr && at - std::prev(next)->first < block->nbytes) {
+                auto &streams = block->streams;
+                if (std::find(streams.begin(), streams.end(), stream) == streams.end())
+                    streams.push_back(stream);
+                return true;
+            }
+        }
+        return replaced_ != nullptr && replaced_->record_event(address, context, stream);
     }
 
     void copy_data(void *to, const void *from, std::size_t nbytes) const override {
@@ -85,6 +96,7 @@ class PinnedAllocator final : public at::HostAllocator {
         }
         for (auto *block : ended) free_in_arena(block);
         calls_.shrink_pinned();
+        if (replaced_ != nullptr) replaced_->empty_cache();
     }
 
     /* ---- statistics ---- */
@@ -179,12 +191,14 @@ class PinnedAllocator final : public at::HostAllocator {
         return block;
     }
 
+    /* Null: the request is refused, and memory that is not pinned serves it. */
     Block *take_from_arena(c10::MempoolId_t pool, size_t nbytes) {
         auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool, {}};
         int status = take(block);
         if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
         if (status != 0) {
             delete block;
+            if (unpinned_ && calls_.is_memory(status)) return nullptr;
             fail(nbytes, status);
         }
         return block;
@@ -306,6 +320,8 @@ class PinnedAllocator final : public at::HostAllocator {
     }
 
     const TorchCalls &calls_;
+    at::HostAllocator *const replaced_; /* PyTorch's own; null: there was none */
+    std::atomic<bool> unpinned_{false};
     std::mutex mutex_; /* of all below but the statistics */
     std::map<uintptr_t, Block *> live_;
     std::deque<Freed> freed_;     /* streams still used them when they were freed */
