@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,35 @@ from gpumem._support.texts import counted, visible
 from gpumem.cli.arguments import size, within, writable
 from gpumem.cli.output import TOO_MUCH, json_option, pairs, present, progress, table
 from gpumem.cli.peak import rows_of
-from gpumem.prediction import ALLOCATORS, STEPS, Prediction, gpus, predict_script
-from gpumem.prediction.texts import notices, verdict
+from gpumem.prediction import (
+    ALLOCATORS,
+    STEPS,
+    PredictedRun,
+    Prediction,
+    Search,
+    gpus,
+    largest,
+    predict_script,
+)
+from gpumem.prediction.texts import answer, notices, verdict
 
 FAILED = 1
 _TITLES = {"default": "PyTorch", "expandable": "expandable segments", "gpumem": "gpumem"}
 _LINES_OF_OUTPUT = 15
+
+
+def _varied(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, range] | None:
+    """Read a name and a range."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([A-Za-z_]\w*)=(\d+)\.\.(\d+)(?::([1-9]\d*))?", text)
+    values = range(int(match[2]), int(match[3]) + 1, int(match[4] or 1)) if match else None
+    if match is None or not values:
+        raise click.BadParameter(
+            f"{text!r} is not a name, the first and the last number, such as batch=1..256, or "
+            "batch=8..256:8 for multiples of 8"
+        )
+    return match[1], values
 
 
 @click.command(
@@ -54,6 +78,15 @@ _LINES_OF_OUTPUT = 15
     "as evaluate or Trainer.evaluate.",
 )
 @click.option(
+    "--vary",
+    "varied",
+    metavar="NAME=FIRST..LAST[:STEP]",
+    callback=_varied,
+    help="Search the largest number with which the script fits. Each run has one as "
+    'gpumem.vary("NAME", default), as {NAME} in the arguments of the script, and in the '
+    "environment variable NAME.",
+)
+@click.option(
     "--allocator",
     "allocators",
     type=click.Choice(ALLOCATORS),
@@ -68,7 +101,7 @@ _LINES_OF_OUTPUT = 15
     default=600,
     show_default=True,
     metavar="SECONDS",
-    help="Time after which a run of the script is ended.",
+    help="Time after which a run of the script, or a search, is ended.",
 )
 @click.option(
     "-o",
@@ -86,6 +119,7 @@ def predict(
     memory: int | None,
     steps: int | None,
     until: str,
+    varied: tuple[str, range] | None,
     allocators: tuple[str, ...],
     time_limit: float,
     output: Path | None,
@@ -99,18 +133,27 @@ def predict(
     its optimizer has stepped N times, or up to a line, or to its end. It needs Linux and PyTorch's
     CUDA build. Exit status: 0 it fits, 3 it does not, 1 it cannot be predicted.
     """
+    options: dict[str, Any] = {
+        "gpu": gpu,
+        "memory": memory,
+        "steps": steps,
+        "until": until,
+        "allocators": allocators,
+        "seconds": time_limit,
+    }
+    command = [script, *arguments]
+    if varied and output:
+        raise click.UsageError("-o writes the recording of one run, and --vary needs many")
     with progress(f"running {script}"):
-        prediction = predict_script(
-            [script, *arguments],
-            gpu=gpu,
-            memory=memory,
-            steps=steps,
-            until=until,
-            allocators=allocators,
-            seconds=time_limit,
-            output=output,
-        )
-    present(_facts(prediction), as_json, lambda console, _: _show(console, prediction))
+        if varied:
+            search = largest(command, *varied, **options)
+            prediction = search.prediction
+        else:
+            prediction = predict_script(command, output=output, **options)
+    if varied:
+        present(_facts_of(search), as_json, lambda console, _: _show_search(console, search))
+    else:
+        present(_facts(prediction), as_json, lambda console, _: _show(console, prediction))
     fits = prediction.fits(allocators[0])
     return FAILED if fits is None else 0 if fits else TOO_MUCH
 
@@ -124,6 +167,38 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     return asdict(replace(prediction, peak=None)) | {"runs": runs, "peak": peak}
 
 
+def _facts_of(search: Search) -> dict[str, Any]:
+    return {
+        "name": search.name,
+        "values": [search.values[0], search.values[-1], search.values.step],
+        "has_effect": search.has_effect(),
+        "largest": {name: search.largest(name) for name in search.prediction.runs},
+        "tried": [asdict(run) for run in search.tried],
+        **_facts(search.prediction),
+    }
+
+
+def _show_search(console: Console, search: Search) -> None:
+    prediction, name = search.prediction, search.name
+    values = f"{search.values[0]} to {search.values[-1]}"
+    console.print(
+        f"{prediction.gpu.name}, {format_size(prediction.gpu.memory)}; PyTorch {prediction.torch}; "
+        f"{name} from {values}, {counted(len(search.tried), 'run')}"
+    )
+    rows = table("allocator", f"largest {name}", "reserved peak", "")
+    for allocator, run in prediction.runs.items():
+        found = search.largest(allocator)
+        size = "" if found is None else format_size(run.reserved)
+        rows.add_row(
+            _title(run), "none" if found is None else str(found), size, answer(search, allocator)
+        )
+    console.print(rows)
+    if not search.has_effect():
+        console.print(f"memory is the same with each {name}: the script does not read it")
+    console.print(f"a larger {name} than one that does not fit is taken not to fit")
+    _show_assumptions(console, prediction)
+
+
 def _show(console: Console, prediction: Prediction) -> None:
     gpu = prediction.gpu
     first = next(iter(prediction.runs.values()))
@@ -132,13 +207,21 @@ def _show(console: Console, prediction: Prediction) -> None:
         f"{counted(first.steps, 'step')}"
     )
     rows = table("allocator", "live peak", "reserved peak", "")
-    for name, run in prediction.runs.items():
+    for run in prediction.runs.values():
         sizes = map(format_size, (run.live, run.reserved))
-        title = _TITLES[name] + (", in its pools" if run.mode == "pool" else "")
-        rows.add_row(title, *sizes, verdict(prediction, run))
+        rows.add_row(_title(run), *sizes, verdict(prediction, run))
     console.print(rows)
     if prediction.peak:
         console.print(pairs(rows_of(prediction.peak)))
+    _show_assumptions(console, prediction)
+
+
+def _title(run: PredictedRun) -> str:
+    return _TITLES[run.allocator] + (", in its pools" if run.mode == "pool" else "")
+
+
+def _show_assumptions(console: Console, prediction: Prediction) -> None:
+    """Show what the figures rest on, and the output of a run that has failed."""
     rows = table("constant", "", "")
     for each in prediction.constants():
         where = "in the peaks" if each.inside else "besides the peaks"

@@ -25,6 +25,7 @@ from gpumem.prediction.runs import (
     Prediction,
     predict_script,
 )
+from gpumem.prediction.search import Search, largest
 
 __all__ = [
     "ALLOCATORS",
@@ -33,6 +34,8 @@ __all__ = [
     "Gpu",
     "PredictedRun",
     "Prediction",
+    "Search",
+    "largest",
     "predict",
     "predict_script",
 ]

@@ -379,13 +379,14 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
         runs = []
         for allocator in task.allocators:
             found = answers.glob(f"{allocator}*.out")
-            for path in sorted(found) or [answers / f"{allocator}.out"]:
+            for path in [*found] or [answers / f"{allocator}.out"]:
                 answer = path.with_suffix("")
                 said = json.loads(answer.read_text()) if answer.exists() else {}
                 text = path.read_text(errors="replace") if path.exists() else ""
                 value = path.stem.partition("-")[2]
                 said = {"end": end, "reason": reason, "value": int(value) if value else None} | said
                 runs.append(PredictedRun(allocator, output=common + text, **said))
+            runs.sort(key=lambda run: (task.allocators.index(run.allocator), run.value or 0))
         return runs
 
 

@@ -9,6 +9,7 @@ from gpumem._support.texts import counted
 
 if TYPE_CHECKING:
     from gpumem.prediction.runs import PredictedRun, Prediction
+    from gpumem.prediction.search import Search
 
 _MAX_READS = 8
 
@@ -39,6 +40,17 @@ def verdict(prediction: Prediction, run: PredictedRun) -> str:
     phase = prediction.peak.phase if prediction.peak else ""
     during = f"peak in {phase}, " if phase else ""
     return f"does not fit: {during}{lack}; out of memory at {run.line}"
+
+
+def answer(search: Search, allocator: str) -> str:
+    """Say why a search has ended at its largest value, or that it has none."""
+    run, refused = search.prediction.runs[allocator], search.refused(allocator)
+    if not run.is_complete:
+        tried = "" if run.value is None else f" with {search.name} = {run.value}"
+        return f"{verdict(search.prediction, run)}{tried}"
+    if refused is None:
+        return "the last one of the range fits"
+    return f"{refused.value} is out of memory at {refused.line}"
 
 
 def notices(prediction: Prediction) -> list[str]:
