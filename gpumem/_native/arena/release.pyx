@@ -143,8 +143,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noe
 cdef uint64_t release_best(ArenaCore* arena, bint persistent, bint with_wait,
                            uint64_t wanted) noexcept nogil:
     # Removes an idle region from its table, then releases it to the driver: the smallest one of at
-    # least `wanted` bytes, else the largest. If that is refused it is added to the table again,
-    # which has room for it. Returns its bytes.
+    # least `wanted` bytes, else the largest; with 0 the first. If that is refused it is added to
+    # the table again, which has room for it. Returns its bytes.
     cdef Bfc* table
     cdef Bfc* found = NULL
     cdef int number
@@ -185,7 +185,7 @@ cdef uint64_t release_best(ArenaCore* arena, bint persistent, bint with_wait,
 
 cdef inline bint is_closer(uint64_t size, uint64_t than, uint64_t wanted) noexcept nogil:
     if size >= wanted:
-        return size < than or than < wanted
+        return wanted != 0 and (size < than or than < wanted)
     return than < size
 
 
