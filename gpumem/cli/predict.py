@@ -104,6 +104,14 @@ def _varied(_: click.Context, __: click.Parameter, text: str | None) -> tuple[st
     help="Time after which a run of the script, or a search, is ended.",
 )
 @click.option(
+    "--ranks",
+    type=within("number", click.IntRange(1)),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes of a distributed script. Rank 0 alone runs, as torchrun would start it.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -122,6 +130,7 @@ def predict(
     varied: tuple[str, range] | None,
     allocators: tuple[str, ...],
     time_limit: float,
+    ranks: int,
     output: Path | None,
     as_json: bool,
     script: str,
@@ -140,6 +149,7 @@ def predict(
         "until": until,
         "allocators": allocators,
         "seconds": time_limit,
+        "ranks": ranks,
     }
     command = [script, *arguments]
     if varied and output:

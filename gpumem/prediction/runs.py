@@ -28,6 +28,7 @@ STEPS = 3
 """Optimizer steps after which a script is stopped, by default."""
 
 _CHILD = Path(__file__).with_name("child")
+_NODE = 8  # GPUs, at most
 _AMPLE = 16  # times the GPU's memory, to see how much a script lacks
 
 # Variables that change PyTorch's allocator or its view of the GPUs, or load libraries first.
@@ -190,6 +191,7 @@ class Task(NamedTuple):
     steps: int | None
     until: str
     seconds: float
+    ranks: int
     name: str = ""
     values: range | None = None
     recorded: str = ""
@@ -205,6 +207,7 @@ def predict_script(
     until: str = "",
     allocators: Sequence[str] = ALLOCATORS,
     seconds: float = 600,
+    ranks: int = 1,
     output: str | os.PathLike[str] | None = None,
 ) -> Prediction:
     """Predict the memory of a script.
@@ -227,6 +230,9 @@ def predict_script(
         Some of `ALLOCATORS`; a process runs the script for each, all at once.
     seconds : float
         Time after which a run is ended.
+    ranks : int
+        Processes of a distributed script. Rank 0 runs, as torchrun starts it on a node of up to
+        eight GPUs.
     output : str or path, optional
         File for the recording of a run, for `gpumem.observe.write_report` and the command line. It
         is a file of `gpumem.observe.record` or, without gpumem in place of PyTorch's allocator, a
@@ -242,7 +248,8 @@ def predict_script(
         This is not Linux, or PyTorch was built without CUDA or is too old.
     """
     program = script_of(command), b""
-    return predict_task(task_of(program, gpu, memory, steps, until, allocators, seconds), output)
+    task = task_of(program, gpu, memory, steps, until, allocators, seconds, ranks)
+    return predict_task(task, output)
 
 
 def script_of(command: Sequence[str]) -> tuple[str, ...]:
@@ -261,6 +268,7 @@ def task_of(
     until: str,
     allocators: Sequence[str],
     seconds: float,
+    ranks: int = 1,
 ) -> Task:
     """Check the settings of runs; see `predict_script`."""
     invalid = [name for name in allocators if name not in ALLOCATORS]
@@ -272,8 +280,10 @@ def task_of(
         steps = STEPS
     if steps is not None and steps < 1:
         raise ConfigError(f"invalid steps = {steps}: expected 1 or more")
-    installed = pytorch.require()
-    return Task(*program, _gpu(gpu, memory), installed, tuple(allocators), steps, until, seconds)
+    if ranks < 1:
+        raise ConfigError(f"invalid ranks = {ranks}: expected 1 or more")
+    target, installed = _gpu(gpu, memory), pytorch.require()
+    return Task(*program, target, installed, tuple(allocators), steps, until, seconds, ranks)
 
 
 def predict_task(task: Task, output: str | os.PathLike[str] | None) -> Prediction:
@@ -344,7 +354,8 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
         order = {
             "ahead": ahead and (len(task.allocators) > 1 or task.values is not None),
             "library": str(library()),
-            "device": device_of(task.gpu, task.installed.cuda),
+            "device": device_of(task.gpu, task.installed.cuda, min(task.ranks, _NODE)),
+            "ranks": task.ranks,
             "allocators": task.allocators,
             "steps": task.steps,
             "until": task.until,
@@ -363,7 +374,7 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(folder),
+                env=_environment(folder, task.ranks),
                 start_new_session=True,
             )
             end, reason = "failed", "its process ended without an answer"
@@ -390,7 +401,7 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
         return runs
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, ranks: int) -> dict[str, str]:
     """Return the environment of a child."""
     kept = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     path = os.environ.get("LD_LIBRARY_PATH")
@@ -399,4 +410,9 @@ def _environment(folder: Path) -> dict[str, str]:
     kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its processes have no null CUDA
     # Kernels that were chosen by invented times must not reach the caches of real runs.
     kept["TORCHINDUCTOR_CACHE_DIR"] = kept["TRITON_CACHE_DIR"] = str(folder / "kernels")
+    if ranks > 1:
+        local = min(ranks, _NODE)
+        rows = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks}
+        rows |= {"LOCAL_WORLD_SIZE": local, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+        kept |= {name: str(value) for name, value in rows.items()}
     return kept

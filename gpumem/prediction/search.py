@@ -70,6 +70,7 @@ def largest(
     until: str = "",
     allocators: Sequence[str] = ALLOCATORS,
     seconds: float = 600,
+    ranks: int = 1,
 ) -> Search:
     """Search the largest value of a number with which a program fits in a GPU's memory.
 
@@ -115,7 +116,7 @@ def largest(
         sent = (file_of(program),), pickled(program, (), {})
     else:
         sent = script_of(program), b""
-    task = task_of(sent, gpu, memory, steps, until, allocators, seconds)
+    task = task_of(sent, gpu, memory, steps, until, allocators, seconds, ranks)
     task = task._replace(name=name, values=values)
     environment = environment_of(task)
 

@@ -79,6 +79,23 @@ def test_copy_to_the_host_reads_zeros_and_is_reported(size):
         """)
 
 
+def test_copy_that_rank_0_broadcasts_is_true_when_it_is_read_back():
+    over_null_cuda("""
+        pointer, host = c_void_p(), (c_char * 8)(*b"x" * 8)
+        size = c_size_t(8)
+        def sent(root):
+            assert cuda.cudaMemcpy(pointer, b"contents", size, 1) == 0
+            assert cuda.ncclBcast(pointer, size, 0, root, None, None) == 0
+            assert cuda.cudaMemcpy(host, pointer, size, 2) == 0
+            return host.raw
+        assert cuda.cudaMalloc(byref(pointer), size) == 0
+        assert sent(0) == b"contents" and not heard
+        assert sent(1) == bytes(8) and len(heard) == 1
+        assert cuda.cudaMemcpy(host, pointer, size, 2) == 0     # written again, perhaps
+        assert host.raw == bytes(8) and len(heard) == 2
+        """)
+
+
 def test_fills_reach_host_memory_alone():
     over_null_cuda("""
         pointer = c_void_p()

@@ -13,6 +13,7 @@ from typing import Any
 
 from .null import load
 from .program import Program
+from .ranks import be_alone
 from .run import ScriptRun, answer_to, path_of_answer
 from .skipped import skip_host_work
 
@@ -22,6 +23,8 @@ def main(order: dict[str, Any]) -> None:
     library = load(order["library"], order["device"])
     torch = importlib.import_module("torch")
     skip_host_work(torch, order["folder"])
+    if order["ranks"] > 1:
+        be_alone(library)
     program = Program(order)
     if order["ahead"]:
         program.import_ahead()

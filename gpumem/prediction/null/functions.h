@@ -62,7 +62,7 @@
     F(cudnnSpatialTfGridGeneratorForward) F(cudnnSpatialTfSamplerBackward)                        \
     F(cudnnSpatialTfSamplerForward)                                                               \
     /* NCCL: no other rank is there */                                                            \
-    F(ncclAllGather) F(ncclAllReduce) F(ncclAlltoAll) F(ncclBcast) F(ncclBroadcast)               \
+    F(ncclAllGather) F(ncclAllReduce) F(ncclAlltoAll)                                             \
     F(ncclGather) F(ncclRecv) F(ncclReduce) F(ncclReduceScatter) F(ncclSend) F(ncclGroupStart)    \
     F(ncclGroupEnd) F(ncclCommAbort) F(ncclCommDestroy) F(ncclCommFinalize)                       \
     F(ncclCommDeregister) F(ncclRedOpDestroy)

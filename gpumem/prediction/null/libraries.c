@@ -166,6 +166,10 @@ typedef struct UniqueId {
 
 SIMPLE(ncclGetUniqueId, (UniqueId *id), memset(id, 0, sizeof *id))
 SIMPLE(ncclCommGetAsyncError, (const Comm *comm, int *error), *error = 0)
+SIMPLE(ncclBcast, (const void *memory, size_t count, int type, int root),
+       if (root == 0) memory_broadcast(memory))
+SIMPLE(ncclBroadcast, (const void *from, void *to, size_t count, int type, int root),
+       if (root == 0 && from == to) memory_broadcast(to))
 /* The first number after those of NCCL's own operations. */
 SIMPLE(ncclRedOpCreatePreMulSum, (int *operation), *operation = 5)
 

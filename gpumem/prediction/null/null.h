@@ -67,9 +67,10 @@ EXPORT void null_memory(int device, uint64_t *used, uint64_t *peak);
 /* Returns the names of the harmless or the refused functions; NULL ends them. */
 EXPORT const char *const *null_functions(int is_refused);
 
-void null_report(NullKind kind, const char *name, uint64_t bytes);
-int null_refuse(const char *name); /* the status "not supported" of the function's library */
-extern __thread bool is_quiet;     /* this thread's refusals are not reported */
+EXPORT void null_report(NullKind kind, const char *name, uint64_t bytes);
+/* Returns the status "not supported" of the function's library. */
+EXPORT int null_refuse(const char *name);
+extern __thread bool is_quiet; /* this thread's refusals are not reported */
 
 /* ---- memory.c ---- */
 
@@ -93,6 +94,8 @@ enum { NULL_GRANULE = 2 << 20 }; /* bytes; the least that a driver maps */
 
 bool is_device(const void *address);
 bool range_find(uintptr_t address, Range *found);
+/* Rank 0 sends the memory there to the other ranks. */
+void memory_broadcast(const void *address);
 CUresult memory_allocate(uintptr_t *address, size_t size, int device);
 CUresult memory_free(uintptr_t address);
 CUresult memory_reserve(uintptr_t *address, size_t size, size_t alignment, uintptr_t hint);
