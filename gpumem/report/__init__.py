@@ -17,7 +17,7 @@ from gpumem._support.arguments import is_same_file, require
 from gpumem._support.files import require_writable
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
-from gpumem._support.version import VERSION
+from gpumem._support.texts import counted
 from gpumem.errors import ConfigError, TraceError
 from gpumem.replay.policies import Policy
 from gpumem.report import page
@@ -87,7 +87,7 @@ class Report(Figures):
         if self.lost_events:
             lost = f"; {self.lost_events:,} lost, perhaps with a higher peak"
         return (
-            f"{self.events:,} event{'s' * (self.events != 1)}, at most "
+            f"{counted(self.events, 'event')}, at most "
             f"{format_size(self.peak_live_bytes)} live at once, "
             f"{format_size(self.live_at_end_bytes)} live at the end{lost}"
         )
@@ -212,8 +212,7 @@ def write_report(
         "names": names,
         "changes": [*changes[:MAX_CHANGES], *changes[MAX_CHANGES:][-MAX_CHANGES:]],
     }
-    text = page.page(title or _title(first, names), VERSION, facts)
-    written = page.write_page(target, text)
+    written = page.write_page(target, title or _title(first, names), facts)
     figures = {
         id(trace): Figures(**each["figures"] | ({"name": each["label"]} if data[1:] else {}))
         for (trace, _), each in zip(runs, data, strict=True)

@@ -29,21 +29,17 @@ class BlockTable:
     block : ndarray of int64, shape (moves,)
         Which block each is about, by the order of the allocations.
     is_alloc : ndarray of bool, shape (moves,)
-    time_us : ndarray of int64, shape (moves,)
     allocation : ndarray of int64, shape (blocks,)
         Which of the trace's allocations, empty ones included, each block is.
     size : ndarray of int64, shape (blocks,)
-    stream : ndarray of int64, shape (blocks,)
     freed : ndarray of bool, shape (blocks,)
     """
 
     moving: NDArray[np.int64]
     block: NDArray[np.int64]
     is_alloc: NDArray[np.bool_]
-    time_us: NDArray[np.int64]
     allocation: NDArray[np.int64]
     size: NDArray[np.int64]
-    stream: NDArray[np.int64]
     freed: NDArray[np.bool_]
 
     @property
@@ -73,10 +69,8 @@ def blocks_of(trace: Trace) -> BlockTable:
         moving=moving,
         block=block[moving],
         is_alloc=trace.action[moving] == ALLOC,
-        time_us=trace.time_us[moving],
         allocation=allocation,
         size=trace.size[begin],
-        stream=trace.stream[begin].astype(np.int64),
         freed=freed,
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem._events.refusals import RefusedRequest
+from gpumem._support.texts import counted
 from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
@@ -85,18 +86,18 @@ def notice_of(trace: Trace) -> str:
     texts = []
     if lost and isinstance(begun, int):
         texts.append(
-            f"The {_events(lost)} before the first one shown {_were(lost)} lost: the report begins "
-            f"with the {begun:,} block{'s' * (begun != 1)} live then."
+            f"The {counted(lost, 'event')} before the first one shown {_were(lost)} lost: the "
+            f"report begins with the {counted(begun, 'block')} live then."
         )
     elif lost:
         texts.append(
-            f"{_events(lost)} {_were(lost)} lost: blocks may be missing, or shown as live at the "
-            "end."
+            f"{counted(lost, 'event')} {_were(lost)} lost: blocks may be missing, or shown as live "
+            "at the end."
         )
     if torn:
         texts.append(
-            f"The file is torn, {_events(torn)} {_were(torn)} not whole: blocks may be missing, or "
-            "shown as live at the end."
+            f"The file is torn, {counted(torn, 'event')} {_were(torn)} not whole: blocks may be "
+            "missing, or shown as live at the end."
         )
     told = trace.meta.get("notice")
     return " ".join([*texts, *([told] if isinstance(told, str) and told else [])])
@@ -107,10 +108,6 @@ def notice_of_runs(traces: Sequence[Trace], labels: Sequence[str]) -> str:
     notices = [(label, notice_of(trace)) for trace, label in zip(traces, labels, strict=True)]
     named = (f"{label}: {text}" if len(notices) > 1 else text for label, text in notices if text)
     return " ".join(named)
-
-
-def _events(count: int) -> str:
-    return f"{count:,} event{'s' * (count != 1)}"
 
 
 def _were(count: int) -> str:
@@ -204,10 +201,10 @@ def run_data(
         "steps": np.searchsorted(moving, trace.step_start).tolist(),
         "policies": [_policy_facts(each, moving) for each in served],
         "columns": {
-            "time": column(blocks.time_us[shown], rising=True),
+            "time": column(trace.time_us[moving], rising=True),
             "back": column(_back(blocks, kept, shown)),
             "size": column(blocks.size[kept]),
-            "stream": column(blocks.stream[kept]),
+            "stream": column(trace.stream[moving[blocks.is_alloc[shown]]]),
             "owner": column(owner[kept]),
             "offset": column(drawn.offset[: np.count_nonzero(kept)]),
             "rest": column(_rest(blocks, shown)),

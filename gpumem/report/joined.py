@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gpumem._support.files import is_at
-from gpumem._support.version import VERSION
 from gpumem.report import page, processes
 from gpumem.report.data import policies_of, run_data
 from gpumem.traces import Trace
@@ -73,7 +72,7 @@ def add_runs(
         runs.sort(key=lambda run: (len(run["label"]), run["label"]))  # rank 2 before rank 10
         shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
         facts = {"runs": runs, "shown": shown, "job": job, "missing": missing}
-        page.write_page(path, page.page(path.stem, VERSION, facts))
+        page.write_page(path, path.stem, facts)
         return missing
 
 

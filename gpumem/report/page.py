@@ -13,6 +13,7 @@ from typing import Any
 
 from gpumem._support.brackets import parse_json
 from gpumem._support.files import open_regular, require_writable
+from gpumem._support.version import VERSION
 from gpumem.report.processes import text_of
 
 # In this order: a script uses those before it.
@@ -24,23 +25,11 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _FACTS = re.compile(rb'<script id="facts" type="application/json">([^<]*)</script>')
 
 
-def page(title: str, version: str, data: Mapping[str, Any]) -> str:
-    """Write the page that draws `data`.
-
-    Parameters
-    ----------
-    title : str
-        Heading of the page, of any characters.
-    version : str
-        Version of gpumem.
-    data : mapping
-        ``runs``, the result of `run_data` for each, and ``shown``, the number of the first shown;
-        ``job`` and ``missing``, of a page that the processes of a job write together.
-    """
+def _page(title: str, data: Mapping[str, Any]) -> str:
     lacks = text_of(data.get("missing", {}))
     parts = {
         "title": html.escape(title),
-        "version": html.escape(version),
+        "version": html.escape(VERSION),
         "styles": _text("uplot/uPlot.min.css") + _text("page.css"),
         "missing": f'<p class="trouble" role="note">{html.escape(lacks)}</p>' if lacks else "",
         "licence": _text("uplot/LICENSE"),
@@ -53,7 +42,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Read the data of a page that `page` wrote; empty if the file is not one."""
+    """Read the data of a page that `write_page` wrote; empty if the file is not one."""
     try:
         with open_regular(path) as file:
             found = _FACTS.search(file.read())
@@ -63,19 +52,32 @@ def facts_of(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def write_page(path: Path, text: str) -> int:
-    """Write a page under another name first, so that a reader never finds half of it."""
+def write_page(path: Path, title: str, data: Mapping[str, Any]) -> int:
+    """Write the page that draws `data`; return its bytes.
+
+    It is first written under another name, so that a reader never finds half of it.
+
+    Parameters
+    ----------
+    path : Path
+    title : str
+        Heading of the page, of any characters.
+    data : mapping
+        ``runs``, the result of `run_data` for each, and ``shown``, the number of the first shown;
+        ``job`` and ``missing``, of a page that the processes of a job write together.
+    """
     require_writable(path)
-    data = text.encode("utf-8", "replace")  # a title is often a file's name: not always UTF-8
+    # A title is often a file's name, which is not always UTF-8.
+    text = _page(title, data).encode("utf-8", "replace")
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
+        beside.write_bytes(text)
         beside.replace(path)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(path)) from None  # not `beside`
     finally:
         beside.unlink(missing_ok=True)
-    return len(data)
+    return len(text)
 
 
 def _text(name: str) -> str:

@@ -139,8 +139,8 @@ def test_page_columns_reproduce_the_run(rng):
         live.append(held)
     blocks = blocks_of(trace)
     assert live == trace.live_bytes()[blocks.moving].tolist()
-    assert unpack(columns["time"]) == blocks.time_us.tolist()
-    assert unpack(columns["stream"]) == blocks.stream.tolist()
+    assert unpack(columns["time"]) == trace.time_us[blocks.moving].tolist()
+    assert unpack(columns["stream"]) == trace.stream[blocks.moving[blocks.is_alloc]].tolist()
 
 
 def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
