@@ -16,6 +16,8 @@ STATUS = gpumem.driver_status()
 NOT_OVER_THE_NULL_CUDA = {
     "processes.shared": "memory is not shared with other processes",
     "tensors_for_the_other_allocator": "memory is not shared with other processes",
+    "with_ddp": "parameters' shapes are compared by values on the GPU, with those of other ranks",
+    "max_autotune": "its result is compared on the GPU",
 }
 """Parts of tests' names, with the reasons."""
 
