@@ -403,7 +403,9 @@ def test_streams_events_pinned_memory_and_graphs_work(predicted):
         tensor.record_stream(torch.cuda.current_stream())
         event = torch.cuda.Event()
         event.record(stream)
-        assert event.query()
+        assert not event.query()
+        while not event.query():
+            pass
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             other = tensor * 2
@@ -471,12 +473,23 @@ def test_function_that_the_null_cuda_lacks_is_known_before_it_is_called():
     assert "cudnnGetVersion" not in unknown
 
 
-def test_work_on_several_streams_is_said(predicted):
+def test_block_that_another_stream_uses_is_held_until_the_host_waits(predicted):
     run = predicted("""
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        def use():
+            block = torch.empty(20 << 20, dtype=torch.uint8, device="cuda")
+            stream.wait_stream(torch.cuda.current_stream())
+            block.record_stream(stream)
+        for _ in range(3):
+            use()
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == 60 << 20
+        torch.cuda.synchronize()
+        for _ in range(4):
+            use()
+            stream.synchronize()
         """)
-    assert run.assumed == ["work on several streams is taken as finished at once"]
+    assert (run.end, run.live) == ("script", 60 * MIB), run.output
+    assert run.assumed == ["memory that several streams use is in use until the host waits"]
 
 
 def test_integers_that_are_read_are_named_in_an_error(predicted):

@@ -27,7 +27,7 @@ def be_alone(library: ctypes.CDLL) -> None:
     def store(*_: object, **__: object) -> Any:
         return distributed.HashStore()
 
-    class Gloo(FakeProcessGroup):
+    class Gloo(FakeProcessGroup):  # type: ignore[misc]
         def __new__(cls, _: object, rank: int, size: int, **__: object) -> Any:
             library.null_report(ASSUMED, b"values of other ranks are taken as those of rank 0", 0)
             return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
@@ -39,7 +39,7 @@ def be_alone(library: ctypes.CDLL) -> None:
     def skip(*_: object, **__: object) -> None:
         """It waits for the other ranks, or compares with them."""
 
-    sys.modules["torch.distributed.rendezvous"]._create_c10d_store = store
+    vars(sys.modules["torch.distributed.rendezvous"])["_create_c10d_store"] = store
     distributed_c10d.ProcessGroupGloo = Gloo
     distributed_c10d._store_based_barrier = skip
     data_parallel._verify_param_shape_across_processes = skip

@@ -166,7 +166,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 SAME(cudaGetDevice, cuCtxGetDevice)
 SAME(cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange)
 
-/* ---- streams and events: work is finished once it is queued ---- */
+/* ---- streams and events ---- */
 
 typedef struct Stream {
     int priority;
@@ -211,7 +211,48 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data) {
     return CUDA_SUCCESS;
 }
 
-/* Blocks that another stream uses are reusable at once, and on a GPU once its work has ended. */
+/* Work is finished once it is queued, but for the runtime's events in streams of the program's own:
+ * they are pending until the host waits for the GPU. So PyTorch's allocator keeps a block that such
+ * a stream uses at least as long as on a GPU. gpumem's asks the driver. */
+enum { MAX_QUERIES = 1 << 20 }; /* then the event is over, so that a loop that asks for it ends */
+
+typedef struct Event {
+    uint64_t wait; /* number of the host's next wait when it was recorded; 0: it is over */
+    int queries;
+} Event;
+
+static _Atomic uint64_t next_wait = 1;
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags) {
+    *event = calloc(1, sizeof(Event));
+    return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuEventDestroy(CUevent event) {
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+EXPORT int cudaEventRecord(Event *event, CUstream stream) {
+    *event = (Event){(uintptr_t)stream < 3 ? 0 : next_wait, 0};
+    return 0;
+}
+
+EXPORT int cudaEventQuery(Event *event) {
+    bool is_over = event->wait != next_wait || ++event->queries > MAX_QUERIES;
+    return is_over ? 0 : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT int cudaDeviceSynchronize(void) {
+    next_wait++;
+    return 0;
+}
+
+EXPORT int cudaStreamWaitEvent(void) {
+    null_report(NULL_ASSUMED, "memory that several streams use is in use until the host waits", 0);
+    return 0;
+}
+
 EFFECT(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags),
        null_report(NULL_ASSUMED, "work on several streams is taken as finished at once", 0))
 EFFECT(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end), *milliseconds = 1;
@@ -220,7 +261,11 @@ EFFECT(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end), *m
 SAME(cudaStreamCreateWithFlags, cuStreamCreate)
 SAME(cudaStreamCreateWithPriority, cuStreamCreateWithPriority)
 SAME(cudaStreamDestroy, cuStreamDestroy) SAME(cudaStreamGetPriority, cuStreamGetPriority)
-SAME(cudaStreamWaitEvent, cuStreamWaitEvent) SAME(cudaLaunchHostFunc, cuLaunchHostFunc)
+SAME(cudaLaunchHostFunc, cuLaunchHostFunc) SAME(cudaEventCreate, cuEventCreate)
+SAME(cudaEventCreateWithFlags, cuEventCreate) SAME(cudaEventDestroy, cuEventDestroy)
+SAME(cudaEventRecordWithFlags, cudaEventRecord)
+SAME(cudaStreamSynchronize, cudaDeviceSynchronize)
+SAME(cudaEventSynchronize, cudaDeviceSynchronize)
 SAME(cudaEventElapsedTime, cuEventElapsedTime)
 
 /* ---- capture: a graph has no nodes that can be seen ---- */

@@ -13,11 +13,9 @@
 /* They have no output on the host, or one that says nothing about the device. */
 #define NULL_HARMLESS(F)                                                                          \
     /* runtime: work is finished once it is queued, and a kernel's code is of no use */           \
-    F(cudaDeviceSynchronize) F(cudaDeviceEnablePeerAccess) F(cudaDeviceSetGraphMemAttribute)      \
-    F(cudaStreamSynchronize) F(cudaStreamQuery) F(cudaEventDestroy) F(cudaEventQuery)             \
-    F(cudaEventRecord) F(cudaEventRecordWithFlags) F(cudaEventSynchronize) F(cudaLaunchKernel)    \
-    F(cudaLaunchKernelExC) F(cudaLaunchCooperativeKernel) F(__cudaLaunchKernel)                   \
-    F(cudaThreadExchangeStreamCaptureMode) F(cudaFuncSetAttribute)                                \
+    F(cudaDeviceEnablePeerAccess) F(cudaDeviceSetGraphMemAttribute) F(cudaStreamQuery)            \
+    F(cudaLaunchKernel) F(cudaLaunchKernelExC) F(cudaLaunchCooperativeKernel)                     \
+    F(__cudaLaunchKernel) F(cudaThreadExchangeStreamCaptureMode) F(cudaFuncSetAttribute)          \
     F(cudaKernelSetAttributeForDevice) F(cudaLibraryUnload) F(cudaProfilerStart)                  \
     F(cudaProfilerStop) F(cudaMemcpyToSymbol) F(cudaMemcpyPeerAsync) F(cudaMemPoolSetAccess)      \
     F(cudaMemPoolSetAttribute) F(cudaMemPoolTrimTo) F(cudaGraphDestroy) F(cudaGraphExecDestroy)   \
@@ -28,7 +26,7 @@
     F(cuCtxSynchronize) F(cuCtxRecordEvent) F(cuCtxEnablePeerAccess) F(cuCtxDisablePeerAccess)    \
     F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize) F(cuStreamWaitValue32)   \
     F(cuStreamWaitValue64) F(cuEventRecord) F(cuEventQuery) F(cuEventSynchronize)                 \
-    F(cuEventDestroy) F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch)                    \
+    F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch)                    \
     F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig) F(cuLaunchKernel)          \
     F(cuLaunchKernelEx) F(cuLaunchCooperativeKernel) F(cuThreadExchangeStreamCaptureMode)         \
     F(cuModuleUnload) F(cuLibraryUnload) F(cuKernelSetAttribute) F(cuLinkAddData)                 \
@@ -46,7 +44,7 @@
     F(cublasLtMatmulPreferenceSetAttribute) F(cublasLtMatrixLayoutDestroy)                        \
     F(cublasLtMatrixLayoutSetAttribute)                                                           \
     /* cuDNN */                                                                                   \
-    F(cudnnBackendExecute) F(cudnnBatchNormalizationBackwardEx)           \
+    F(cudnnBackendExecute) F(cudnnBatchNormalizationBackwardEx)                                   \
     F(cudnnBatchNormalizationForwardInference) F(cudnnBatchNormalizationForwardTrainingEx)        \
     F(cudnnDestroyActivationDescriptor) F(cudnnDestroyCTCLossDescriptor)                          \
     F(cudnnDestroyConvolutionDescriptor) F(cudnnDestroyDropoutDescriptor)                         \
@@ -62,18 +60,16 @@
     F(cudnnSpatialTfGridGeneratorForward) F(cudnnSpatialTfSamplerBackward)                        \
     F(cudnnSpatialTfSamplerForward)                                                               \
     /* NCCL: no other rank is there */                                                            \
-    F(ncclAllGather) F(ncclAllReduce) F(ncclAlltoAll)                                             \
-    F(ncclGather) F(ncclRecv) F(ncclReduce) F(ncclReduceScatter) F(ncclSend) F(ncclGroupStart)    \
-    F(ncclGroupEnd) F(ncclCommAbort) F(ncclCommDestroy) F(ncclCommFinalize)                       \
-    F(ncclCommDeregister) F(ncclRedOpDestroy)
+    F(ncclAllGather) F(ncclAllReduce) F(ncclAlltoAll) F(ncclGather) F(ncclRecv) F(ncclReduce)     \
+    F(ncclReduceScatter) F(ncclSend) F(ncclGroupStart) F(ncclGroupEnd) F(ncclCommAbort)           \
+    F(ncclCommDestroy) F(ncclCommFinalize) F(ncclCommDeregister) F(ncclRedOpDestroy)
 
 /* Their first argument receives a handle, and they have no other output. */
 #define NULL_HANDLES(F)                                                                           \
-    F(cudaEventCreate) F(cudaEventCreateWithFlags) F(cudaDeviceGetDefaultMemPool)                 \
-    F(cudaLibraryLoadData) F(cudaLibraryGetKernel) F(cudaGraphInstantiate)                        \
-    F(cudaGraphInstantiateWithFlags) F(cuEventCreate) F(cuGraphInstantiateWithFlags)              \
-    F(cuModuleLoad) F(cuModuleLoadData) F(cuModuleLoadDataEx) F(cuModuleGetFunction)              \
-    F(cuLibraryLoadData) F(cuLibraryLoadFromFile) F(cuLibraryGetKernel)                           \
+    F(cudaDeviceGetDefaultMemPool) F(cudaLibraryLoadData) F(cudaLibraryGetKernel)                 \
+    F(cudaGraphInstantiate) F(cudaGraphInstantiateWithFlags)                     \
+    F(cuGraphInstantiateWithFlags) F(cuModuleLoad) F(cuModuleLoadData) F(cuModuleLoadDataEx)      \
+    F(cuModuleGetFunction) F(cuLibraryLoadData) F(cuLibraryLoadFromFile) F(cuLibraryGetKernel)    \
     F(cublasCreate_v2) F(cublasLtMatmulDescCreate) F(cublasLtMatmulPreferenceCreate)              \
     F(cublasLtMatrixLayoutCreate) F(cudnnCreate) F(cudnnCreateActivationDescriptor)               \
     F(cudnnCreateCTCLossDescriptor) F(cudnnCreateConvolutionDescriptor)                           \

@@ -13,7 +13,7 @@
  * Of cuSOLVER, cuSPARSE, cuFFT and cuSPARSELt only the function that makes a handle is defined. It
  * refuses, so that no other function of these libraries can be called.
  *
- * No function waits: work is finished once it is queued.
+ * No function waits.
  */
 #ifndef GPUMEM_NULL_H
 #define GPUMEM_NULL_H
