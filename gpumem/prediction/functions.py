@@ -26,6 +26,7 @@ def predict(
     until: str = "",
     allocators: Sequence[str] = ALLOCATORS,
     seconds: float = 600,
+    ranks: int = 1,
     output: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Prediction:
@@ -61,7 +62,8 @@ def predict(
     >>> print(gpumem.predict(train, 32, gpu="a100"))     # doctest: +SKIP
     """
     program = (file_of(fn),), pickled(fn, args, kwargs)
-    return predict_task(task_of(program, gpu, memory, steps, until, allocators, seconds), output)
+    task = task_of(program, gpu, memory, steps, until, allocators, seconds, ranks)
+    return predict_task(task, output)
 
 
 def pickled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

@@ -268,7 +268,7 @@ def task_of(
     until: str,
     allocators: Sequence[str],
     seconds: float,
-    ranks: int = 1,
+    ranks: int,
 ) -> Task:
     """Check the settings of runs; see `predict_script`."""
     invalid = [name for name in allocators if name not in ALLOCATORS]
