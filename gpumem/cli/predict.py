@@ -174,7 +174,11 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         for name, run in prediction.runs.items()
     }
     peak = prediction.peak.as_dict() if prediction.peak else None
-    return asdict(replace(prediction, peak=None)) | {"runs": runs, "peak": peak}
+    return asdict(replace(prediction, peak=None)) | {
+        "runs": runs,
+        "peak": peak,
+        "constants": [each._asdict() for each in prediction.constants()],
+    }
 
 
 def _facts_of(search: Search) -> dict[str, Any]:
@@ -232,12 +236,11 @@ def _title(run: PredictedRun) -> str:
 
 def _show_assumptions(console: Console, prediction: Prediction) -> None:
     """Show what the figures rest on, and the output of a run that has failed."""
-    rows = table("constant", "", "")
+    facts = {}
     for each in prediction.constants():
-        where = "in the peaks" if each.inside else "besides the peaks"
         size = "unknown" if each.nbytes is None else format_size(each.nbytes)
-        rows.add_row(each.name, size, f"{where}; {each.source}")
-    console.print(rows)
+        facts[each.name] = f"{size}, {'in' if each.inside else 'besides'} the peaks: {each.source}"
+    console.print(pairs(facts))
     for line in notices(prediction):
         console.print(visible(line))
     failed = next((run for run in prediction.runs.values() if run.end == "failed"), None)

@@ -154,13 +154,11 @@ class Prediction:
         """Return the memory of libraries, within the peaks and besides them."""
         source = "an estimate of the context and of loaded kernels"
         found = [Constant("CUDA", self.gpu.context, False, source)]
-        workspaces = [] if self.peak is None else self.peak.groups.get("category", ())
-        source = "PyTorch's own size for this GPU, for each thread and stream"
-        found += [
-            Constant("cuBLAS", each.nbytes, True, source)
-            for each in workspaces
-            if each.name == "workspaces"
-        ]
+        groups = self.peak.groups.get("category", ()) if self.peak else ()
+        workspaces = next((each.nbytes for each in groups if each.name == "workspaces"), 0)
+        if workspaces:
+            source = "PyTorch's own size for this GPU, for each thread and stream"
+            found.append(Constant("cuBLAS", workspaces, True, source))
         if any("NCCL" in text for run in self.runs.values() for text in run.assumed):
             found.append(Constant("NCCL", None, False, "it grows with channels and ranks"))
         return found

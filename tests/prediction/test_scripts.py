@@ -450,6 +450,13 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
     fits = python(*command, "--json", path)
     facts = json.loads(fits.stdout)
     assert facts["runs"]["default"]["fits"] is True
+    assert facts["constants"][0] == {
+        "name": "CUDA",
+        "nbytes": 600 * MIB,
+        "inside": False,
+        "source": "an estimate of the context and of loaded kernels",
+    }
+    assert facts["peak"]["live_bytes"] == facts["runs"]["default"]["live"]
     lacks = python(*command, "--memory", "1GiB", path, status=3)
     assert "does not fit: 1.5 GiB too much; out of memory at train.py:2" in lacks.stdout
     assert "train.py:2: 0 stands in for 4 bytes" in lacks.stdout

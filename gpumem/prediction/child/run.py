@@ -9,12 +9,13 @@ import os
 import re
 import resource
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NoReturn
 
 from .callers import Callers
@@ -24,8 +25,6 @@ from .skipped import said
 
 MAX_READS = 10_000
 """Reads at one line between two steps: more are a loop that waits for a value."""
-
-_TOOL = 4  # of sys.monitoring, which has no purpose for it
 
 # Operators that read values of the device to know the size of their result.
 SHAPING = re.compile(
@@ -138,27 +137,14 @@ class ScriptRun:
         """End the run where a line such as "train.py:120" is reached, or a function begins."""
         file, _, number = until.rpartition(":")
 
-        def reach(code: CodeType, line: int) -> None:
-            at = file and f"/{code.co_filename}".endswith(f"/{file}") and line == int(number)
-            if at or code.co_qualname == until:
-                self.finish("until")
-
-        if sys.version_info >= (3, 12):
-            monitoring = sys.monitoring
-
-            def reach_once(code: CodeType, line: int) -> object:
-                reach(code, line)
-                return monitoring.DISABLE  # of this line
-
-            monitoring.use_tool_id(_TOOL, "gpumem")
-            monitoring.register_callback(_TOOL, monitoring.events.LINE, reach_once)
-            monitoring.set_events(_TOOL, monitoring.events.LINE)
-            return
-
         def trace(frame: FrameType, *_: object) -> Any:
-            reach(frame.f_code, frame.f_lineno)
-            return trace if file and frame.f_code.co_filename.endswith(file) else None
+            code = frame.f_code
+            is_in_file = bool(file) and f"/{code.co_filename}".endswith(f"/{file}")
+            if code.co_qualname == until or (is_in_file and frame.f_lineno == int(number)):
+                self.finish("until")
+            return trace if is_in_file else None
 
+        threading.settrace(trace)
         sys.settrace(trace)
 
     def enable_gpumem(self) -> None:
