@@ -16,6 +16,7 @@ from gpumem._support.files import open_regular
 from gpumem._support.sizes import exact_size
 from gpumem.errors import SnapshotError, TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
+from gpumem.traces.torch_entries import Entries
 from gpumem.traces.trace import Trace
 
 MAX_FILE_BYTES = 1 << 32
@@ -145,7 +146,7 @@ def _read_json(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     except ValueError as error:
         raise TraceError(f"not a snapshot: {error}") from None
     if isinstance(plain, dict) and "format" not in plain and "segments" in plain:
-        return torch_snapshot.traces_of_torch(plain, len(data), name, device)
+        return torch_snapshot.traces_of_torch(plain, Entries(), len(data), name, device)
     try:
         snapshot = Snapshot.from_dict(plain)
     except SnapshotError as error:

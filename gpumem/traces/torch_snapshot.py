@@ -26,15 +26,11 @@ MAGIC = b"\x80"
 def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
     """Read a trace of each device from an open snapshot pickle; see `traces_of_torch`."""
     snapshot, nbytes, entries = load_plain(file)
-    return traces_of_torch(snapshot, nbytes, name, device, entries)
+    return traces_of_torch(snapshot, entries, nbytes, name, device)
 
 
 def traces_of_torch(
-    snapshot: object,
-    nbytes: int,
-    name: str,
-    device: int | None = None,
-    entries: Entries | None = None,
+    snapshot: object, entries: Entries, nbytes: int, name: str, device: int | None = None
 ) -> list[Trace]:
     """Make a trace of each device that has allocations, frees or blocks in use.
 
@@ -47,14 +43,14 @@ def traces_of_torch(
     ----------
     snapshot : object
         As PyTorch pickles it, or a list of segments alone.
+    entries : Entries
+        The entries of the snapshot that are rows already; others are added.
     nbytes : int
         Bytes of the file, which has at least one for each entry and block.
     name : str
         Name of the trace.
     device : int, optional
         Index of the device to take; without it, all.
-    entries : Entries, optional
-        The entries of the snapshot that are rows already.
 
     Raises
     ------
@@ -70,11 +66,10 @@ def traces_of_torch(
     require_device(device, known)
     if not any(traces):
         return _traces_of_moment(segments, name, device)
-    known_entries = Entries() if entries is None else entries
     found = []
     for index in range(known) if device is None else [device]:
         listed = traces[index] if index < len(traces) else []
-        history = _History(listed, f"device {index}", known_entries)
+        history = _History(listed, f"device {index}", entries)
         builder, notice = history.record(segments.get(index, []))
         if len(builder):
             add_phases(builder, snapshot)
