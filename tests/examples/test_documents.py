@@ -11,6 +11,8 @@ from helpers.child import path_with, python
 
 import gpumem
 from gpumem.cli import commands as command_line
+from gpumem.errors import GpumemError
+from gpumem.prediction import pytorch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,6 +37,11 @@ def require_what_it_needs(code):
         status = gpumem.driver_status()
         if not status.available:
             pytest.skip(f"needs a CUDA device: {status.reason}")
+    if "gpumem.predict(" in code:
+        try:
+            pytorch.require()
+        except GpumemError as error:
+            pytest.skip(str(error))
     for name in OPTIONAL:
         imported = re.search(rf"^\s*(?:import|from) .*\b{name}\b", code, re.MULTILINE)
         if imported and importlib.util.find_spec(name) is None:
