@@ -410,7 +410,7 @@ def _environment(folder: Path, ranks: int) -> dict[str, str]:
     kept["TORCHINDUCTOR_CACHE_DIR"] = kept["TRITON_CACHE_DIR"] = str(folder / "kernels")
     if ranks > 1:
         local = min(ranks, _NODE)
-        rows = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks}
+        rows: dict[str, object] = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks}
         rows |= {"LOCAL_WORLD_SIZE": local, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
         kept |= {name: str(value) for name, value in rows.items()}
     return kept
