@@ -15,8 +15,10 @@ from gpumem.prediction.pytorch import require
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/prediction/programs"
 PEAKS = json.loads((ROOT / "bench/scripts/h200.json").read_text())["peaks"]
-LIMITS = {"default": 0.01, "expandable": 0.005, "gpumem": 0.02}
-"""How far a predicted reserved peak may be from that of a GPU, as a part of it."""
+LIMITS = {"live": 0.002, "default": 0.01, "expandable": 0.005, "gpumem": 0.02}
+"""How far a predicted peak may be from that of a GPU, as a part of it."""
+OF_CONVOLUTIONS = {"live": 0.015, "default": 0.21, "expandable": 0.015, "gpumem": 0.02}
+"""On the GPU cuDNN takes larger workspaces than it states without one."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +29,21 @@ def _needs_pytorch():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", ["language_model", "text_generator"])
-def test_program_has_the_peaks_of_an_h200(name):
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("image_classifier", OF_CONVOLUTIONS),
+        ("language_model", LIMITS),
+        ("text_generator", LIMITS),
+    ],
+)
+def test_program_has_the_peaks_of_an_h200(name, limits):
     runs = predict_script([str(PROGRAMS / f"{name}.py")], gpu="h200").runs
     for allocator, real in PEAKS[name].items():
         run = runs[allocator]
         assert run.is_complete, run.output
-        assert run.live == pytest.approx(real["live"], rel=0.002), allocator
-        assert run.reserved == pytest.approx(real["reserved"], rel=LIMITS[allocator]), allocator
+        assert run.live == pytest.approx(real["live"], rel=limits["live"]), allocator
+        assert run.reserved == pytest.approx(real["reserved"], rel=limits[allocator]), allocator
 
 
 def test_bench_of_scripts_counts_what_a_prediction_counts(tmp_path):
