@@ -34,12 +34,8 @@ _ACTIONS = {
     "oom": OOM,
 }
 _PACKED = struct.Struct("<QqQqib")
-ENTRY = np.dtype(
-    {
-        "names": ["address", "size", "stream", "time_us", "stack", "action"],
-        "formats": ["<u8", "<i8", "<u8", "<i8", "<i4", "i1"],
-    }
-)
+ENTRY = np.dtype("<u8, <i8, <u8, <i8, <i4, i1")
+"""Address, size, stream, time, number of the stack, and action of an entry."""
 _MAX_FRAMES = 256
 _MAX_NAME = 300
 
