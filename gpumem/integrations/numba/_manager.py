@@ -59,7 +59,7 @@ class _HostBlocks:
     deallocations: Any
 
     def __init__(self, *, context: Any) -> None:
-        super().__init__(context=context)
+        super().__init__(context=context)  # type: ignore[call-arg]
         self._blocks: _LiveBlocks | None = None  # Numba may reset before it initialises
 
     def initialize(self) -> None:
@@ -112,8 +112,10 @@ class _HostBlocks:
         self._blocks.fence.drain()
 
 
-class GpumemManager(  # type: ignore[misc]
-    _HostBlocks, driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager
+class GpumemManager(
+    _HostBlocks,
+    driver.GetIpcHandleMixin,  # type: ignore[misc]
+    cuda.HostOnlyCUDAMemoryManager,  # type: ignore[misc]
 ):
     """Numba's blocks of one context, from gpumem."""
 
