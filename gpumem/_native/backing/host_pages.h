@@ -121,8 +121,9 @@ static inline void start_threads(HostPages *pages) {
 /* Whether the host has memory left for pages. Otherwise the kernel would end processes to make room,
  * and a control group those of the group. A small group keeps a sixteenth. */
 static inline int host_has_room(size_t nbytes) {
-    uint64_t available = memory_available(CONTROL_GROUPS);
-    uint64_t kept = smaller_size(HOST_RESERVE, group_memory(CONTROL_GROUPS).limit / 16);
+    GroupMemory group = group_memory(CONTROL_GROUPS);
+    uint64_t available = memory_available_in(group);
+    uint64_t kept = smaller_size(HOST_RESERVE, group.limit / 16);
     return available == 0 || (kept < available && nbytes <= available - kept);
 }
 

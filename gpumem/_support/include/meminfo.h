@@ -89,15 +89,19 @@ static inline GroupMemory group_memory(const char *groups) {
 }
 
 /* Bytes that the kernel can allocate without swapping, other processes' use counted; 0: unknown. */
-static inline uint64_t memory_available(const char *groups) {
+static inline uint64_t memory_available_in(GroupMemory group) {
     char line[128];
-    uint64_t kib = 0, room = group_memory(groups).room;
+    uint64_t kib = 0, room = group.room;
     FILE *file = fopen("/proc/meminfo", "re");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) break;
     if (file) fclose(file);
     if (room == UINT64_MAX || (kib != 0 && kib << 10 < room)) return kib << 10;
     return room ? room : 1; /* 0 would mean unknown, but nothing is left */
+}
+
+static inline uint64_t memory_available(const char *groups) {
+    return memory_available_in(group_memory(groups));
 }
 
 #endif

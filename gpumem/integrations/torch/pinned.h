@@ -55,8 +55,14 @@ class PinnedAllocator final : public at::HostAllocator {
         auto *block = take_from_pool(pool, nbytes);
         if (block == nullptr) block = take_from_arena(pool, nbytes);
         if (block == nullptr) return c10::GetCPUAllocator()->allocate(nbytes);
+        const auto at = reinterpret_cast<uintptr_t>(block->address);
         std::lock_guard<std::mutex> lock(mutex_);
-        live_[reinterpret_cast<uintptr_t>(block->address)] = block;
+        if (block->entry) {
+            block->entry.key() = at;
+            live_.insert(std::move(block->entry));
+        } else {
+            live_.emplace(at, block);
+        }
         return {block->address, block, &delete_block, c10::kCPU};
     }
 
@@ -150,13 +156,16 @@ class PinnedAllocator final : public at::HostAllocator {
 
    private:
     static constexpr c10::MempoolId_t NO_POOL{0, 0};
+    struct Block;
+    using Live = std::map<uintptr_t, Block *>;
     struct Block {
-        PinnedAllocator *owner;
-        void *address;
-        size_t nbytes;
-        c10::DeviceIndex device; /* that was the current one */
-        c10::MempoolId_t pool;   /* or NO_POOL */
+        PinnedAllocator *owner = nullptr;
+        void *address = nullptr;
+        size_t nbytes = 0;
+        c10::DeviceIndex device = 0; /* of a pool: the graph's */
+        c10::MempoolId_t pool = NO_POOL;
         std::vector<c10::Stream> streams;
+        Live::node_type entry; /* of `live_`, while the block is freed: the next one needs none */
     };
     struct Freed {
         Block *block;
@@ -193,7 +202,13 @@ class PinnedAllocator final : public at::HostAllocator {
 
     /* Null: the request is refused, and memory that is not pinned serves it. */
     Block *take_from_arena(c10::MempoolId_t pool, size_t nbytes) {
-        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool, {}};
+        auto *block = spare_.exchange(nullptr, std::memory_order_acquire);
+        if (block == nullptr) block = new Block;
+        block->owner = this;
+        block->nbytes = nbytes;
+        block->pool = pool;
+        if (pool != NO_POOL) block->device = c10::cuda::current_device();
+        block->streams.clear();
         int status = take(block);
         if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
         if (status != 0) {
@@ -228,7 +243,7 @@ class PinnedAllocator final : public at::HostAllocator {
     void release(Block *block) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            live_.erase(reinterpret_cast<uintptr_t>(block->address));
+            block->entry = live_.extract(reinterpret_cast<uintptr_t>(block->address));
             for (auto &stream : block->streams) join_capture(block, stream);
             if (block->pool != NO_POOL) return keep_for_pool(block);
         }
@@ -247,12 +262,16 @@ class PinnedAllocator final : public at::HostAllocator {
         }
         std::lock_guard<std::mutex> lock(mutex_);
         freed_.push_back(std::move(freed));
+        any_freed_.store(true, std::memory_order_release);
     }
 
     /* Caller holds `mutex_`. A block that a graph under capture copies from or to is the graph's, too. */
     void join_capture(Block *block, c10::Stream stream) {
         for (auto &route : routes_)
-            if (route.filter(stream)) block->pool = route.id;
+            if (route.filter(stream)) {
+                block->pool = route.id;
+                block->device = stream.device_index();
+            }
     }
 
     /* Caller holds `mutex_`. */
@@ -271,15 +290,16 @@ class PinnedAllocator final : public at::HostAllocator {
         if (status != 0)
             std::fprintf(stderr, "gpumem: PyTorch freed pinned memory at %p, refused with status %d\n",
                          block->address, status);
-        delete block;
+        delete spare_.exchange(block, std::memory_order_acq_rel);
     }
 
     /* In the order of their frees, up to the first that a stream still uses. */
     void release_completed() {
-        while (true) {
+        while (any_freed_.load(std::memory_order_acquire)) {
             std::deque<Freed> first;
             {
                 std::lock_guard<std::mutex> lock(mutex_);
+                any_freed_.store(!freed_.empty(), std::memory_order_release);
                 if (freed_.empty()) return;
                 first.push_back(std::move(freed_.front()));
                 freed_.pop_front();
@@ -289,6 +309,7 @@ class PinnedAllocator final : public at::HostAllocator {
                              [](const c10::Event &event) { return event.query(); })) {
                 std::lock_guard<std::mutex> lock(mutex_);
                 freed_.push_front(std::move(first.front()));
+                any_freed_.store(true, std::memory_order_release);
                 return;
             }
             free_in_arena(first.front().block);
@@ -323,8 +344,10 @@ class PinnedAllocator final : public at::HostAllocator {
     at::HostAllocator *const replaced_; /* PyTorch's own; null: there was none */
     std::atomic<bool> unpinned_{false};
     std::mutex mutex_; /* of all below but the statistics */
-    std::map<uintptr_t, Block *> live_;
+    Live live_;
     std::deque<Freed> freed_;     /* streams still used them when they were freed */
+    std::atomic<bool> any_freed_{false};  /* whether there are any; read without the lock */
+    std::atomic<Block *> spare_{nullptr}; /* the record of a freed block, for the next one */
     std::vector<Block *> ended_;  /* of pools that have ended */
     std::map<c10::MempoolId_t, Pool> pools_;
     std::vector<Route> routes_;
