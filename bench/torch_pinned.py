@@ -3,16 +3,19 @@
     python -m bench.torch_pinned [--rounds 5]
 
 "first" is one `torch.empty(pin_memory=True)` of a size that nothing has had before, "again" a pair
-of one more and its end, "copied" a pair with a copy to the GPU queued between, and "held" the bytes
-that the allocator holds for all of them. "batches" is a pass over a DataLoader that pins batches of
-two sizes. A round starts a process for each allocator in turn; a figure is the median over rounds,
-a ratio the median of the rounds' ratios.
+of one more and its end, in the fastest of many runs of pairs, "copied" a pair with a copy to the
+GPU queued between. "held" is the bytes that the allocator holds at its peak, over those requested then:
+eight tensors of 65 MiB, and random sizes with a bound on the live bytes. "batches" is a pass over a
+DataLoader that pins batches of two sizes. The allocators are PyTorch's own, gpumem's of pinned
+memory alone, and gpumem's of both memories. A round starts a process for each in turn; a figure is
+the median over rounds, a ratio the median of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -22,26 +25,31 @@ from bench import markdown
 from bench.children import ROOT, environment
 from bench.harness import ratios_within_rounds
 
-CONFIGURATIONS = ("native", "full")
-SIZES = {"64 KiB": 1 << 16, "33 MiB": 33 << 20, "513 MiB": 513 << 20}
-PAIRS = 2000
+CONFIGURATIONS = ("native", "pinned", "full")
+SIZES = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "33 MiB": 33 << 20, "513 MiB": 513 << 20}
+PAIRS = 500
+RUNS = 30
 BATCHES = 300
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.torch_pinned", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--largest", type=int, default=700, help="MiB of the random sizes")
+    parser.add_argument("--live", type=int, default=16, help="GiB of them at a time")
     parser.add_argument("--child", choices=CONFIGURATIONS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        print(json.dumps(figures(chosen.child)))
+        print(json.dumps(figures(chosen.child, chosen.largest << 20, chosen.live << 30)))
         return
     samples: dict[str, dict[str, list[float]]] = {}
     for _ in range(chosen.rounds):
         for name in CONFIGURATIONS:
             command = [sys.executable, "-m", "bench.torch_pinned", "--child", name]
+            command += ["--largest", str(chosen.largest), "--live", str(chosen.live)]
+            variables = environment("full" if name == "full" else "native")
             done = subprocess.run(
-                command, cwd=ROOT, env=environment(name), stdout=subprocess.PIPE, check=True
+                command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True
             )
             for what, figure in json.loads(done.stdout.splitlines()[-1]).items():
                 samples.setdefault(what, {each: [] for each in CONFIGURATIONS})[name].append(figure)
@@ -49,18 +57,21 @@ def main() -> None:
     for what, taken in samples.items():
         ratios = ratios_within_rounds(taken, "native")
         for name, found in taken.items():
-            rows.append([what, name, f"{statistics.median(found):.1f}", f"{ratios[name]:.3f}"])
+            rows.append([what, name, f"{statistics.median(found):.3f}", f"{ratios[name]:.3f}"])
     print(markdown.table(["figure", "allocator", "median", "/ native"], rows))
 
 
-def figures(configuration: str) -> dict[str, float]:
-    """In a process of its own: microseconds, and MiB held."""
+def figures(configuration: str, largest: int, live: int) -> dict[str, float]:
+    """In a process of its own: microseconds, and bytes held over those requested."""
     import torch
 
-    if configuration == "full":
+    if configuration != "native":
         from gpumem.integrations import torch as gpumem_torch
 
-        gpumem_torch.enable(mode="full")
+        if configuration == "full":
+            gpumem_torch.enable(mode="full")
+        else:
+            gpumem_torch.enable_pinned()
     there = torch.zeros(max(SIZES.values()), dtype=torch.uint8, device="cuda")
     said = {}
     kept = []
@@ -68,14 +79,9 @@ def figures(configuration: str) -> dict[str, float]:
         begin = perf_counter()
         kept.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
         said[f"first of {size}, us"] = 1e6 * (perf_counter() - begin)
-    held = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    said["held, MiB"] = held / (1 << 20)
     del kept
     for size, nbytes in SIZES.items():
-        begin = perf_counter()
-        for _ in range(PAIRS):
-            torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        said[f"again {size}, us"] = 1e6 * (perf_counter() - begin) / PAIRS
+        said[f"again {size}, us"] = 1e6 * min(seconds_of_pairs(nbytes) for _ in range(RUNS)) / PAIRS
     small = there[: SIZES["64 KiB"]]
     torch.cuda.synchronize()
     begin = perf_counter()
@@ -84,7 +90,40 @@ def figures(configuration: str) -> dict[str, float]:
     torch.cuda.synchronize()
     said["copied 64 KiB, us"] = 1e6 * (perf_counter() - begin) / PAIRS
     said["batches, us"] = 1e6 * seconds_of_batches() / BATCHES
+    torch._C._host_emptyCache()
+    draw = random.Random(1)
+    sizes = [draw.randrange(1 << 20, largest) for _ in range(600)]
+    said["held of random sizes"] = held_over_requested(sizes, live)
+    torch._C._host_emptyCache()
+    said["held of 8 x 65 MiB"] = held_over_requested([65 << 20] * 8, 1 << 40)
     return said
+
+
+def seconds_of_pairs(nbytes: int) -> float:
+    """Make and free a tensor `PAIRS` times."""
+    import torch
+
+    begin = perf_counter()
+    for _ in range(PAIRS):
+        torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return perf_counter() - begin
+
+
+def held_over_requested(sizes: list[int], live: int) -> float:
+    """Keep tensors of these sizes, at most `live` bytes of them; the peaks' ratio."""
+    import torch
+
+    draw = random.Random(7)
+    kept: list[torch.Tensor] = []
+    requested = peak = held = 0
+    for size in sizes:
+        while requested + size > live:
+            requested -= kept.pop(draw.randrange(len(kept))).nbytes
+        kept.append(torch.empty(size, dtype=torch.uint8, pin_memory=True))
+        requested += size
+        peak = max(peak, requested)
+        held = max(held, torch.cuda.host_memory_stats()["allocated_bytes.current"])
+    return held / peak
 
 
 def seconds_of_batches() -> float:
