@@ -1,7 +1,7 @@
 /* The driver's functions, and those of the runtime that have the same arguments.
  *
- * Functions that only succeed are in functions.h, copies and fills in memory.c. Arguments that have
- * no effect here are named and not used.
+ * Functions that only succeed are in functions.h, allocations and copies in memory.c. Arguments
+ * that have no effect here are named and not used.
  */
 #include "null.h"
 
@@ -321,36 +321,12 @@ SAME(cudaStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo) SAME(cudaGraphGetNodes
 
 /* ---- memory ---- */
 
-EFFECT(cuMemGetInfo, (size_t *free_bytes, size_t *total),
-       memory_info(current_device(), free_bytes, total))
 EFFECT(cuMemHostGetDevicePointer, (CUdeviceptr *device, void *host, unsigned int flags),
        *device = (uintptr_t)host)
 EFFECT(cuMemGetAllocationGranularity,
        (size_t *granularity, const CUmemAllocationProp *prop,
         CUmemAllocationGranularity_flags option),
        *granularity = NULL_GRANULE)
-
-CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size) {
-    return memory_allocate((uintptr_t *)pointer, size, current_device());
-}
-
-CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
-    return cuMemAlloc(pointer, size);
-}
-
-CUresult cuMemFree(CUdeviceptr pointer) { return memory_free(pointer); }
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) { return memory_free(pointer); }
-
-CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
-    return host_allocate(pointer, size);
-}
-
-CUresult cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
-    return host_register(pointer, size);
-}
-
-CUresult cuMemFreeHost(void *pointer) { return host_free(pointer); }
-CUresult cuMemHostUnregister(void *pointer) { return host_free(pointer); }
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
     Range range;
@@ -370,41 +346,9 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr hint,
-                             unsigned long long flags) {
-    return memory_reserve((uintptr_t *)pointer, size, alignment, hint);
-}
-
-CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
-    return memory_unreserve(pointer, size);
-}
-
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-                     const CUmemAllocationProp *prop, unsigned long long flags) {
-    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !is_present(prop->location.id))
-        return CUDA_ERROR_INVALID_VALUE;
-    return physical_create((Physical **)handle, size, prop->location.id);
-}
-
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    return physical_drop((Physical *)handle);
-}
-
-CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    return offset ? CUDA_ERROR_INVALID_VALUE : memory_map(pointer, size, (Physical *)handle);
-}
-
-CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) { return memory_unmap(pointer, size); }
-
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
                         size_t count) {
     Range range;
     bool mapped = range_find(pointer, &range) && range.kind == RANGE_MAPPED;
     return mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-
-SAME(cudaMemGetInfo, cuMemGetInfo) SAME(cudaMalloc, cuMemAlloc)
-SAME(cudaMallocAsync, cuMemAllocAsync) SAME(cudaFree, cuMemFree) SAME(cudaFreeAsync, cuMemFreeAsync)
-SAME(cudaHostAlloc, cuMemHostAlloc) SAME(cudaFreeHost, cuMemFreeHost)
-SAME(cudaHostRegister, cuMemHostRegister) SAME(cudaHostUnregister, cuMemHostUnregister)

@@ -202,11 +202,14 @@ EXPORT int ncclCommUserRank(const Comm *comm, int *rank) {
     return comm->ranks ? 0 : null_refuse("ncclCommUserRank");
 }
 
+CUresult cuMemAlloc(uintptr_t *address, size_t size);
+CUresult cuMemFree(uintptr_t address);
+
 EXPORT int ncclMemAlloc(uintptr_t *address, size_t size) {
-    return memory_allocate(address, size, current_device()) ? 1 : 0; /* unhandled CUDA error */
+    return cuMemAlloc(address, size) ? 1 : 0; /* unhandled CUDA error */
 }
 
-EXPORT int ncclMemFree(uintptr_t address) { return memory_free(address) ? 1 : 0; }
+EXPORT int ncclMemFree(uintptr_t address) { return cuMemFree(address) ? 1 : 0; }
 
 /* ---- NVML: the devices' number and handles; it is found as libnvidia-ml.so.1 ---- */
 

@@ -2,6 +2,7 @@
  *
  * Addresses lie in one span that the process reserves, and rise from allocation to allocation, as
  * those of a driver mostly do: PyTorch's allocator prefers the lower of two blocks of one size.
+ * Arguments of functions that follow those which have an effect, such as flags, are left out.
  */
 #include "null.h"
 
@@ -133,16 +134,18 @@ void null_memory(int device, uint64_t *used_bytes, uint64_t *peak_bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-void memory_info(int device, size_t *free_bytes, size_t *total) {
+EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total) {
     pthread_mutex_lock(&lock);
-    if (free_bytes) *free_bytes = null.total - null.context - used[device];
+    if (free_bytes) *free_bytes = null.total - null.context - used[current_device()];
     if (total) *total = null.total;
     pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
 }
 
 /* ---- allocations ---- */
 
-CUresult memory_allocate(uintptr_t *address, size_t size, int device) {
+EXPORT CUresult cuMemAlloc(uintptr_t *address, size_t size) {
+    int device = current_device();
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     *address = 0;
     if (size == 0) return CUDA_SUCCESS;
@@ -161,7 +164,7 @@ CUresult memory_allocate(uintptr_t *address, size_t size, int device) {
     return at ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult memory_free(uintptr_t address) {
+EXPORT CUresult cuMemFree(uintptr_t address) {
     CUresult code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     Range *row = find(&ranges, address);
@@ -176,7 +179,8 @@ CUresult memory_free(uintptr_t address) {
 
 /* ---- reserved addresses, and physical memory that is mapped there ---- */
 
-CUresult memory_reserve(uintptr_t *address, size_t size, size_t alignment, uintptr_t hint) {
+EXPORT CUresult cuMemAddressReserve(uintptr_t *address, size_t size, size_t alignment,
+                                    uintptr_t hint) {
     if (!address || size == 0 || size % NULL_GRANULE || alignment & (alignment - 1))
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < NULL_GRANULE) alignment = NULL_GRANULE;
@@ -192,7 +196,7 @@ CUresult memory_reserve(uintptr_t *address, size_t size, size_t alignment, uintp
     return at ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult memory_unreserve(uintptr_t address, size_t size) {
+EXPORT CUresult cuMemAddressFree(uintptr_t address, size_t size) {
     CUresult code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     Range *row = find(&ranges, address);
@@ -205,7 +209,11 @@ CUresult memory_unreserve(uintptr_t address, size_t size) {
     return code;
 }
 
-CUresult physical_create(Physical **physical, size_t size, int device) {
+EXPORT CUresult cuMemCreate(Physical **physical, size_t size, const CUmemAllocationProp *prop) {
+    int device = prop->location.id;
+    bool is_present = device >= 0 && device < null.count;
+    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !is_present)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!physical || size == 0 || size % NULL_GRANULE) return CUDA_ERROR_INVALID_VALUE;
     Physical *made = malloc(sizeof *made);
     if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -228,7 +236,7 @@ static void unclaim(Physical *physical) {
     free(physical);
 }
 
-CUresult physical_drop(Physical *physical) {
+EXPORT CUresult cuMemRelease(Physical *physical) {
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     unclaim(physical);
@@ -236,12 +244,13 @@ CUresult physical_drop(Physical *physical) {
     return CUDA_SUCCESS;
 }
 
-CUresult memory_map(uintptr_t address, size_t size, Physical *physical) {
+EXPORT CUresult cuMemMap(uintptr_t address, size_t size, size_t offset, Physical *physical) {
     CUresult code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     const Range *row = find(&ranges, address);
     bool inside = row && row->kind == RANGE_RESERVED && size <= row->base + row->size - address;
-    if (inside && physical && size == physical->size && is_free(&mappings, address, size)) {
+    bool whole = physical && offset == 0 && size == physical->size;
+    if (inside && whole && is_free(&mappings, address, size)) {
         Range mapping = {address, size, RANGE_MAPPED, physical->device, physical};
         code = insert(&mappings, mapping) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         if (code == CUDA_SUCCESS) physical->claims++;
@@ -250,7 +259,7 @@ CUresult memory_map(uintptr_t address, size_t size, Physical *physical) {
     return code;
 }
 
-CUresult memory_unmap(uintptr_t address, size_t size) {
+EXPORT CUresult cuMemUnmap(uintptr_t address, size_t size) {
     pthread_mutex_lock(&lock);
     size_t first = rows_to(&mappings, address), last = first;
     uintptr_t end = address;
@@ -278,7 +287,7 @@ static CUresult host_insert(void *address, size_t size, bool registered) {
     return inserted ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
-CUresult host_allocate(void **address, size_t size) {
+EXPORT CUresult cuMemHostAlloc(void **address, size_t size) {
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     *address = NULL;
     if (size == 0) return CUDA_SUCCESS;
@@ -290,12 +299,12 @@ CUresult host_allocate(void **address, size_t size) {
     return host_insert(at, size, false);
 }
 
-CUresult host_register(void *address, size_t size) {
+EXPORT CUresult cuMemHostRegister(void *address, size_t size) {
     if (!address || size == 0) return CUDA_ERROR_INVALID_VALUE;
     return host_insert(address, size, true);
 }
 
-CUresult host_free(void *address) {
+EXPORT CUresult cuMemFreeHost(void *address) {
     if (!address) return CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     Range *row = find(&ranges, (uintptr_t)address);
@@ -321,8 +330,8 @@ static void zero(char *to, size_t size) {
     memset(last, 0, (size_t)(to + size - last));
 }
 
-/* The last small copy from the host. A broadcast from this rank leaves it as it is, so that the copy
- * that PyTorch then makes back to the host is true. */
+/* The last small copy from the host. A broadcast from this rank leaves it as it is, so that a copy
+ * back to the host is true. */
 static struct Sent {
     const void *to;
     size_t size;
@@ -354,7 +363,6 @@ static bool copy_sent(void *to, const void *from, size_t size) {
     return is_true;
 }
 
-/* The arguments that follow, such as a stream and a kind of copy, are ignored. */
 EXPORT int cuMemcpyAsync(void *to, const void *from, size_t size) {
     if (size == 0) return CUDA_SUCCESS;
     if (is_device(to)) {
@@ -380,3 +388,10 @@ SAME(cuMemcpyDtoHAsync, cuMemcpyAsync) SAME(cuMemcpyDtoD, cuMemcpyAsync)
 SAME(cuMemcpyDtoDAsync, cuMemcpyAsync) SAME(cudaMemcpy, cuMemcpyAsync)
 SAME(cudaMemcpyAsync, cuMemcpyAsync) SAME(cudaMemset, cuMemsetD8Async)
 SAME(cudaMemsetAsync, cuMemsetD8Async)
+
+SAME(cuMemAllocAsync, cuMemAlloc) SAME(cuMemFreeAsync, cuMemFree)
+SAME(cuMemHostUnregister, cuMemFreeHost) SAME(cudaMemGetInfo, cuMemGetInfo)
+SAME(cudaMalloc, cuMemAlloc) SAME(cudaMallocAsync, cuMemAlloc) SAME(cudaFree, cuMemFree)
+SAME(cudaFreeAsync, cuMemFree) SAME(cudaHostAlloc, cuMemHostAlloc)
+SAME(cudaFreeHost, cuMemFreeHost) SAME(cudaHostRegister, cuMemHostRegister)
+SAME(cudaHostUnregister, cuMemFreeHost)

@@ -96,18 +96,6 @@ bool is_device(const void *address);
 bool range_find(uintptr_t address, Range *found);
 /* Rank 0 sends the memory there to the other ranks. */
 void memory_broadcast(const void *address);
-CUresult memory_allocate(uintptr_t *address, size_t size, int device);
-CUresult memory_free(uintptr_t address);
-CUresult memory_reserve(uintptr_t *address, size_t size, size_t alignment, uintptr_t hint);
-CUresult memory_unreserve(uintptr_t address, size_t size);
-CUresult physical_create(Physical **physical, size_t size, int device);
-CUresult physical_drop(Physical *physical);
-CUresult memory_map(uintptr_t address, size_t size, Physical *physical);
-CUresult memory_unmap(uintptr_t address, size_t size);
-CUresult host_allocate(void **address, size_t size);
-CUresult host_register(void *address, size_t size);
-CUresult host_free(void *address);
-void memory_info(int device, size_t *free_bytes, size_t *total);
 
 /* ---- driver.c ---- */
 
