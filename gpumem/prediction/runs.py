@@ -391,6 +391,7 @@ def run_task(task: Task, ahead: bool = True) -> list[PredictedRun]:
             for path in [*found] or [answers / f"{allocator}.out"]:
                 answer = path.with_suffix("")
                 said = json.loads(answer.read_text()) if answer.exists() else {}
+                said.pop("integers", None)  # of the child alone
                 text = path.read_text(errors="replace") if path.exists() else ""
                 value = path.stem.partition("-")[2]
                 said = {"end": end, "reason": reason, "value": int(value) if value else None} | said

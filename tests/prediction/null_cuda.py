@@ -30,7 +30,7 @@ cuda = null.load(sys.argv[1], json.loads(sys.argv[2]))
 cuda.null_functions.restype = ctypes.POINTER(c_char_p)
 heard = []
 @null.Listener
-def listen(kind, name, nbytes, frames, count):
+def listen(kind, name, to, nbytes, frames, count):
     heard.append((kind, name.decode(), nbytes))
 cuda.null_listen(listen)
 def used():

@@ -51,6 +51,15 @@ class Callers:
             trace = trace.tb_next
         return found
 
+    def library(self, frames: Any, count: int) -> str:
+        """Return the file of the library that called the null CUDA."""
+        files = []
+        for i in range(count):
+            symbol = (ctypes.c_char_p * 4)()
+            if self.dladdr(ctypes.c_void_p(frames[i]), symbol):
+                files.append(os.fsdecode(symbol[0]))
+        return next((each for each in files if each != files[0]), "a library")
+
     def operators(self, frames: Any, count: int) -> list[str]:
         """Return PyTorch's operators that run, innermost first, each once."""
         found = dict.fromkeys(self.operator(frames[i]) for i in range(count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 import threading
 import warnings
@@ -16,6 +17,8 @@ from .program import Program
 from .ranks import be_alone
 from .run import ScriptRun, answer_to, path_of_answer
 from .skipped import skip_host_work
+
+COMPUTED = "integers are computed on the CPU, without torch.compile: reserved may be 4 % off"
 
 
 def main(order: dict[str, Any]) -> None:
@@ -32,7 +35,11 @@ def main(order: dict[str, Any]) -> None:
             again = json.dumps({**order, "ahead": False})
             os.execv(sys.executable, [sys.executable, os.path.dirname(__file__), again])
 
-    def start(allocator: str, value: int | None) -> int:
+    beside = {**order, "folder": os.path.join(order["folder"], "beside"), "beside": True}
+    os.mkdir(beside["folder"])
+    beside["recording"] = os.path.join(beside["folder"], "recording")
+
+    def start(order: dict[str, Any], allocator: str, value: int | None) -> int:
         with warnings.catch_warnings(action="ignore"):  # other threads: they only wait for work
             child = os.fork()
         if not child:
@@ -43,24 +50,60 @@ def main(order: dict[str, Any]) -> None:
     running = {}
     for allocator, search in searches.items():
         value = next(search)
-        running[start(allocator, value)] = allocator, value
+        running[start(order, allocator, value)] = order, allocator, value
     while running:
         child, status = os.wait()
         if child not in running:
             continue  # of a process that the imports have started
-        allocator, value = running.pop(child)
-        path = path_of_answer(order, allocator, value)
+        way, allocator, value = running.pop(child)
+        path = path_of_answer(way, allocator, value)
         if not os.path.exists(path):
             code = os.waitstatus_to_exitcode(status)
             reason = f"its process ended with status {code}, without an answer"
-            answer_to(path, {"end": "failed", "reason": reason})
-        with open(path) as file:
-            end = json.load(file)["end"]
+            answer_to(path, {"end": "failed", "reason": reason, "integers": [False, False]})
+        answer = read(path)
+        if answer["integers"][0] and way is order:
+            running[start(beside, allocator, value)] = beside, allocator, value
+            continue
+        if way is beside:
+            answer = choose(order, beside, allocator, value)
+        end = answer["end"]
         try:
             value = searches[allocator].send(end)
         except StopIteration:
             continue
-        running[start(allocator, value)] = allocator, value
+        running[start(order, allocator, value)] = order, allocator, value
+
+
+def choose(
+    order: dict[str, Any], beside: dict[str, Any], allocator: str, value: int | None
+) -> dict[str, Any]:
+    """Keep one of two answers: of a run, and of the same with integers computed beside.
+
+    Computing moves PyTorch's reserved peak a little. So the first one is kept if it came to its end
+    and all integers are zero, as the stand-ins are.
+    """
+    paths = [path_of_answer(each, allocator, value) for each in (order, beside)]
+    before, after = map(read, paths)
+    differs = after["integers"][1] and after["end"] != "failed"
+    if differs or before["end"] not in ("script", "steps", "until", "memory"):
+        os.replace(f"{paths[1]}.out", f"{paths[0]}.out")
+        if allocator == order["recorded"] and os.path.exists(beside["recording"]):
+            shutil.move(beside["recording"], order["recording"])
+        answer = {**after, "assumed": [*after.get("assumed", []), COMPUTED]}
+    elif after["end"] == before["end"]:  # its reads are those of values that nobody has computed
+        answer = {**before, "reads": after["reads"], "assumed": after["assumed"]}
+    else:
+        answer = before
+    answer_to(paths[0], answer)
+    return answer
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the answer of a run."""
+    with open(path) as file:
+        answer: dict[str, Any] = json.load(file)
+    return answer
 
 
 def values_to_try(values: list[int] | None) -> Generator[int | None, str, None]:

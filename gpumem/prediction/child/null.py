@@ -28,6 +28,7 @@ Listener = ctypes.CFUNCTYPE(
     None,
     ctypes.c_int,
     ctypes.c_char_p,
+    ctypes.c_void_p,
     ctypes.c_uint64,
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_int,

@@ -19,12 +19,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .callers import Callers
-from .null import ASSUMED, REFUSED, Listener
+from .null import ASSUMED, READ, REFUSED, Listener
 from .program import Program
 from .skipped import said
 
 MAX_READS = 10_000
 """Reads at one line between two steps: more are a loop that waits for a value."""
+
+MAX_DOUBTFUL_READS = 200
+"""The same for integers, after which it is more likely that the run with true ones ends."""
+
+_WRONG = "the figures are wrong"
 
 # Operators that read values of the device to know the size of their result.
 SHAPING = re.compile(
@@ -59,28 +64,47 @@ class ScriptRun:
         self.peaks: dict[int, tuple[int, int]] = {}  # live and reserved, before resets
         self.mode = ""  # of gpumem beneath PyTorch
         self.stop_recording: Callable[[], object] | None = None
+        self.readers: Any = None  # `values` imports PyTorch, which the null CUDA precedes
+        self.values: Any = None
+        self.is_doubtful = False  # integers may have been read that zeros stood in for
         self.listener = Listener(self.note)
         library.null_listen(self.listener)
 
-    def note(self, kind: int, name: bytes, nbytes: int, frames: Any, count: int) -> None:
+    def note(self, kind: int, name: bytes, to: int, nbytes: int, frames: Any, count: int) -> None:
         """Note a read, a refusal or an assumption; end the run where it makes figures wrong."""
         if kind == ASSUMED:
             self.assumed[name.decode()] += 1
             return
+        if kind == READ and self.values and self.values.answer(to, nbytes):
+            return
         operators = self.callers.operators(frames, count)
         line = self.callers.line(sys._getframe(1))
         if kind == REFUSED:
+            if name == b"cuGetExportTable":
+                self.refuse_runtime(self.callers.library(frames, count), line)
             self.refused[name.decode(), line, operators[-1] if operators else ""] += 1
             return
         shaping = next((each for each in operators if SHAPING.fullmatch(each)), None)
+        is_doubtful = bool(shaping) or self.readers.may_read_integers(nbytes)
+        self.is_doubtful |= is_doubtful
         if shaping:
             reason = f"{shaping} makes a size of values on the GPU, which nobody has computed"
             self.finish("stopped", line, reason)
-        self.reads[line, operators[0] if operators else "", nbytes] += 1
+        operator = operators[0] if operators else ""
+        self.reads[line, operator, nbytes] += 1
+        if is_doubtful or operator != "_local_scalar_dense":
+            self.assumed[f"{line}: if a size or a branch follows from the stand-in, {_WRONG}"] += 1
         self.since_step[line] += 1
-        if self.since_step[line] > MAX_READS:
-            reason = f"it has read {MAX_READS} values of the GPU: a loop that waits for a value?"
+        most = MAX_READS if self.values or not is_doubtful else MAX_DOUBTFUL_READS
+        if self.since_step[line] > most:
+            reason = f"it has read {most} values of the GPU: a loop that waits for a value?"
             self.finish("stopped", line, reason)
+
+    def refuse_runtime(self, library: str, line: str) -> None:
+        """End the run if a library beside PyTorch's calls the driver by a runtime of its own."""
+        if "/nvidia/" not in library and "/torch/lib/" not in library:
+            reason = f"{os.path.basename(library)} has a CUDA runtime of its own, which needs a GPU"
+            self.finish("stopped", line, f"{reason}: run the script without it")
 
     def after_step(self, optimizer: object, *_: object) -> None:
         """Count a step of an optimizer, and stop the script after the last one."""
@@ -109,6 +133,7 @@ class ScriptRun:
         if self.allocator == "gpumem":
             self.enable_gpumem()
             self.record()
+        self.watch_values()
         register_optimizer_step_post_hook(self.after_step)
         reset = torch._C._cuda_resetPeakMemoryStats
         initialize = torch._C._cuda_init
@@ -146,6 +171,20 @@ class ScriptRun:
 
         threading.settrace(trace)
         sys.settrace(trace)
+
+    def watch_values(self) -> None:
+        """Know what is read of the GPU, and compute integers beside if the order says so."""
+        from . import values
+
+        self.readers = values.Readers(self.reads.total, self.note_comparison)
+        if self.order.get("beside"):
+            self.values = values.Values()
+            self.values.begin()
+
+    def note_comparison(self) -> None:
+        """Note that the script compares a value that zero stands in for."""
+        line = self.callers.line(sys._getframe(2))
+        self.assumed[f"{line}: compares a stand-in: if the branch is another one, {_WRONG}"] += 1
 
     def enable_gpumem(self) -> None:
         """Put gpumem beneath PyTorch, in place of its allocator where that can be compiled."""
@@ -231,6 +270,7 @@ class ScriptRun:
             "refused": [[*key, count] for key, count in self.refused.most_common()],
             "assumed": [*self.assumed, *said],
             "mode": self.mode,
+            "integers": [self.is_doubtful, bool(self.values and self.values.differs)],
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }
         sys.stdout.flush()

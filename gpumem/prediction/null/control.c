@@ -11,12 +11,12 @@ void null_configure(const NullDevice *device) { null = *device; }
 
 void null_listen(NullListener listener) { listening = listener; }
 
-void null_report(NullKind kind, const char *name, uint64_t bytes) {
+void null_report(NullKind kind, const char *name, void *to, uint64_t bytes) {
     NullListener listener = listening;
     void *frames[MAX_FRAMES];
     if (!listener) return;
     int count = kind == NULL_ASSUMED ? 0 : backtrace(frames, MAX_FRAMES);
-    listener(kind, name, bytes, frames, count);
+    listener(kind, name, to, bytes, frames, count);
 }
 
 /* ---- refusals ---- */
@@ -34,7 +34,7 @@ static const Status statuses[] = {
 __thread bool is_quiet;
 
 int null_refuse(const char *name) {
-    if (!is_quiet) null_report(NULL_REFUSED, name, 0);
+    if (!is_quiet) null_report(NULL_REFUSED, name, NULL, 0);
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
         if (!strncmp(name, statuses[i].prefix, strlen(statuses[i].prefix)))
             return statuses[i].not_supported;

@@ -254,9 +254,9 @@ EXPORT int cudaStreamWaitEvent(void) {
 }
 
 EFFECT(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags),
-       null_report(NULL_ASSUMED, "work on several streams is taken as finished at once", 0))
+       null_report(NULL_ASSUMED, "work on several streams is taken as finished at once", NULL, 0))
 EFFECT(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end), *milliseconds = 1;
-       null_report(NULL_ASSUMED, "times of events are invented", 0))
+       null_report(NULL_ASSUMED, "times of events are invented", NULL, 0))
 
 SAME(cudaStreamCreateWithFlags, cuStreamCreate)
 SAME(cudaStreamCreateWithPriority, cuStreamCreateWithPriority)

@@ -27,7 +27,8 @@ SIMPLE(cublasLtMatmulAlgoGetHeuristic,
 
 static void assume_none(size_t *size) {
     *size = 0;
-    null_report(NULL_ASSUMED, "workspaces of cuDNN's batch normalization are not counted", 0);
+    null_report(NULL_ASSUMED, "workspaces of cuDNN's batch normalization are not counted", NULL,
+                0);
 }
 
 SIMPLE(cudnnGetStream, (void *handle, void **stream), *stream = NULL)
@@ -178,7 +179,7 @@ EXPORT int ncclCommInitRankScalable(Comm **comm, int ranks, int rank) {
     if (!made) return 2; /* system error */
     *made = (Comm){ranks, rank};
     *comm = made;
-    null_report(NULL_ASSUMED, "memory of NCCL is not counted", 0);
+    null_report(NULL_ASSUMED, "memory of NCCL is not counted", NULL, 0);
     return 0;
 }
 

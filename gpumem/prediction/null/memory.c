@@ -370,7 +370,7 @@ EXPORT int cuMemcpyAsync(void *to, const void *from, size_t size) {
     } else if (is_device(from)) {
         if (copy_sent(to, from, size)) return CUDA_SUCCESS;
         zero(to, size);
-        null_report(NULL_READ, "", size);
+        null_report(NULL_READ, "", to, size);
     } else {
         memmove(to, from, size);
     }

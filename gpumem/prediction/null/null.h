@@ -54,10 +54,11 @@ typedef enum NullKind {
     NULL_ASSUMED = 2, /* a function wrote a value that a GPU may not write */
 } NullKind;
 
-/* `name` is a function of CUDA, or a text about an assumption; `bytes` the size of a read;
- * `frames` return addresses of the calling thread, innermost first. */
-typedef void (*NullListener)(int kind, const char *name, uint64_t bytes, void *const *frames,
-                             int frame_count);
+/* `name` is a function of CUDA, or a text about an assumption; `to` the host memory of a read, which
+ * the listener may fill, and `bytes` its size; `frames` return addresses of the calling thread,
+ * innermost first. */
+typedef void (*NullListener)(int kind, const char *name, void *to, uint64_t bytes,
+                             void *const *frames, int frame_count);
 
 extern NullDevice null;
 
@@ -67,7 +68,7 @@ EXPORT void null_memory(int device, uint64_t *used, uint64_t *peak);
 /* Returns the names of the harmless or the refused functions; NULL ends them. */
 EXPORT const char *const *null_functions(int is_refused);
 
-EXPORT void null_report(NullKind kind, const char *name, uint64_t bytes);
+EXPORT void null_report(NullKind kind, const char *name, void *to, uint64_t bytes);
 /* Returns the status "not supported" of the function's library. */
 EXPORT int null_refuse(const char *name);
 extern __thread bool is_quiet; /* this thread's refusals are not reported */
