@@ -68,18 +68,11 @@ def notices(prediction: Prediction) -> list[str]:
 def _notices_of(run: PredictedRun) -> list[str]:
     """Name each thing that the figures rest on, besides the script."""
     lines = [
-        f"{line}: 0 stands in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
-        f"from the GPU, {counted(count, 'time')}{_doubt(operator, nbytes)}"
+        f"{line}: a stand-in for {counted(nbytes, 'byte')} that {operator or 'a copy'} reads "
+        f"from the GPU, {counted(count, 'time')}"
         for line, operator, nbytes, count in run.reads[:_MAX_READS]
     ]
     if len(run.reads) > _MAX_READS:
         lines.append(f"{len(run.reads) - _MAX_READS} other reads")
     lines += [f"{line}: {name} has no result" for name, line, _, _ in run.refused]
     return [*lines, *run.assumed]
-
-
-def _doubt(operator: str, nbytes: int) -> str:
-    """Return a warning of a read that may be of integers, unlike that of a loss or a flag."""
-    if operator == "_local_scalar_dense" and nbytes < 8:
-        return ""
-    return "; if the size of a tensor follows from it, the figures are wrong"

@@ -46,7 +46,7 @@ def test_closure_is_called_with_its_arguments_and_lines_are_those_of_its_file(pr
     line = fill.__code__.co_firstlineno + 4
     assert [(each[0], each[2]) for each in run.reads] == [(f"test_functions.py:{line}", size)]
     assert "90.0 MiB live" in str(found)
-    assert f"test_functions.py:{line}: 0 stands in for" in repr(found)
+    assert f"test_functions.py:{line}: a stand-in for" in repr(found)
     small = predicted(functools.partial(fill, more=100), 1, memory=1600 * MIB)
     assert small.fits("default") is False
     assert small.runs["default"].line == f"test_functions.py:{line - 1}"

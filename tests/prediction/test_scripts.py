@@ -244,7 +244,7 @@ def test_value_that_is_read_is_named_and_zeros_stand_in(predicted):
 )
 def test_read_that_makes_a_size_stops_the_script(predicted, expression, operator):
     run = predicted(f"""
-        values = torch.ones(1 << 20, dtype=torch.long, device="cuda")
+        values = torch.rand(1 << 20, device="cuda").long()
         try:
             {expression}
         except BaseException:
@@ -302,7 +302,7 @@ def test_script_that_crashes_or_does_not_end_has_no_figures(predicted):
 
 def test_loop_that_waits_for_a_value_is_ended(predicted):
     run = predicted("""
-        done = torch.zeros(1, dtype=torch.bool, device="cuda")
+        done = torch.rand(1, device="cuda") > 2
         while not done:
             pass
         """)
@@ -459,8 +459,8 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
     assert facts["peak"]["live_bytes"] == facts["runs"]["default"]["live"]
     lacks = python(*command, "--memory", "1GiB", path, status=3)
     assert "does not fit: 1.5 GiB too much; out of memory at train.py:2" in lacks.stdout
-    assert "train.py:2: 0 stands in for 4 bytes" in lacks.stdout
-    path.write_text("import torch\ntorch.ones(3, device='cuda').nonzero()")
+    assert "train.py:2: a stand-in for 4 bytes" in lacks.stdout
+    path.write_text("import torch\ntorch.rand(3, device='cuda').nonzero()")
     stops = python(*command, path, status=1)
     assert "train.py:2: nonzero" in stops.stdout
 
@@ -501,7 +501,7 @@ def test_block_that_another_stream_uses_is_held_until_the_host_waits(predicted):
 
 def test_integers_that_are_read_are_named_in_an_error(predicted):
     run = predicted("""
-        counts = torch.tensor([3, 5], device="cuda").tolist()
+        counts = torch.rand(2, device="cuda").long().tolist()
         torch.ones(8, device="cuda").split(counts)
         """)
     assert (run.end, run.line) == ("failed", "train.py:3")

@@ -57,7 +57,7 @@ class Callers:
         for i in range(count):
             symbol = (ctypes.c_char_p * 4)()
             if self.dladdr(ctypes.c_void_p(frames[i]), symbol):
-                files.append(os.fsdecode(symbol[0]))
+                files.append(os.fsdecode(symbol[0] or b""))
         return next((each for each in files if each != files[0]), "a library")
 
     def operators(self, frames: Any, count: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ class StandIn(float):
     """A float that stands in for a value of the GPU: comparisons of it are noted."""
 
     noted: Callable[[], None]
+    __hash__ = float.__hash__
 
 
 def _as_stand_in(name: str) -> Callable[..., Any]:
@@ -63,7 +65,6 @@ for each in _ARITHMETIC:
     setattr(StandIn, f"__{each}__", _as_stand_in(f"__{each}__"))
 for each in _COMPARISONS:
     setattr(StandIn, f"__{each}__", _as_noted(f"__{each}__"))
-StandIn.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 
 class Readers:
@@ -72,7 +73,7 @@ class Readers:
     def __init__(self, stood_in: Callable[[], int], noted: Callable[[], None]) -> None:
         self.dtype: torch.dtype | None = None
         self.stood_in = stood_in  # the number of reads that zeros stood in for
-        StandIn.noted = staticmethod(noted)  # type: ignore[assignment]
+        StandIn.noted = staticmethod(noted)
         for name in _READERS:
             setattr(torch.Tensor, name, self.reader(getattr(torch.Tensor, name)))
 
@@ -117,7 +118,7 @@ class Beside:
         self.truth = truth
 
 
-class Values(TorchDispatchMode):
+class Values(TorchDispatchMode):  # type: ignore[misc]
     """Computes small tensors beside on the CPU, as far as they follow from the host's data.
 
     Zeros stand in for all others, and results of them are computed from the zeros. They are kept
@@ -139,15 +140,15 @@ class Values(TorchDispatchMode):
         """Compute values from now on, in this thread and its backward passes."""
         torch._C._set_only_lift_cpu_tensors(True)  # so that the copy of torch.tensor(...) is seen
         with contextlib.suppress(ImportError):
-            from triton.runtime.jit import JITFunction
+            function: Any = importlib.import_module("triton.runtime.jit").JITFunction
 
-            run = JITFunction.run
+            run = function.run
 
             def launch(kernel: Any, *args: Any, **options: Any) -> Any:
                 self.taint(_tensors(args, options))  # PyTorch does not see what it writes
                 return run(kernel, *args, **options)
 
-            JITFunction.run = launch
+            function.run = launch
         self.__enter__()
 
     def __torch_dispatch__(
@@ -165,10 +166,10 @@ class Values(TorchDispatchMode):
             return operator(*args, **kwargs)
         deciding = _deciding(traits.name, args) or tensors
         is_small = traits.is_computed and all(map(_is_small, deciding))
-        truth = max(map(self.truth_of, deciding), default=TRUE) if is_small else None
+        truth = max(map(self.truth_of, deciding), default=TRUE) if is_small else UNKNOWN
         is_known = is_small and (deciding is tensors or all(map(_is_small, tensors)))
         self.answers = self.answer_to(operator, traits.name, deciding, args) if is_small else []
-        self.truth = truth
+        self.truth = truth if is_small else None
         self.is_replaced = is_known and traits.name in ("_to_copy", "copy_", "equal")
         try:
             result = operator(*args, **kwargs)
@@ -178,7 +179,7 @@ class Values(TorchDispatchMode):
             truth = REPLAYED
         if is_known and all(map(_is_small, _tensors((result,), {}))):
             return self.compute(operator, traits, args, kwargs, result, tensors, truth)
-        self.taint(_written(traits, args, kwargs), max(truth or UNKNOWN, UNKNOWN))
+        self.taint(_written(traits, args, kwargs), max(truth, UNKNOWN))
         return result
 
     def learn(self, operator: Any) -> Traits:
@@ -238,7 +239,10 @@ class Values(TorchDispatchMode):
             return [views[0].reshape(1).view(torch.uint8).numpy().tobytes()]
         if name == "nonzero":
             return [int(views[0].count_nonzero())]
-        if name == "masked_select" or _MASKED.fullmatch(name):
+        if name == "masked_select":
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            return [int(views[0].broadcast_to(shape).count_nonzero())]
+        if _MASKED.fullmatch(name):
             return [int(each.count_nonzero()) for each in views if each.dtype in _MASKS]
         if name == "repeat_interleave":
             return [int(views[0].sum())]
@@ -341,11 +345,11 @@ def _deciding(name: str, args: Any) -> list[torch.Tensor]:
 def _is_small(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return False
-    nbytes = tensor.untyped_storage().nbytes() if tensor.is_cuda else tensor.nbytes
+    nbytes: int = tensor.untyped_storage().nbytes() if tensor.is_cuda else tensor.nbytes
     is_integer = not (tensor.is_floating_point() or tensor.is_complex())
     return nbytes <= (MAX_BYTES if is_integer else MAX_FLOAT_BYTES)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes == tensor.untyped_storage().nbytes()
+    return bool(tensor.nbytes == tensor.untyped_storage().nbytes())
 
