@@ -39,11 +39,11 @@ def main(order: dict[str, Any]) -> None:
     os.mkdir(beside["folder"])
     beside["recording"] = os.path.join(beside["folder"], "recording")
 
-    def start(order: dict[str, Any], allocator: str, value: int | None) -> int:
+    def start(way: dict[str, Any], allocator: str, value: int | None) -> int:
         with warnings.catch_warnings(action="ignore"):  # other threads: they only wait for work
             child = os.fork()
         if not child:
-            ScriptRun(order, library, program, allocator, value).run()
+            ScriptRun(way, library, program, allocator, value).run()
         return child
 
     searches = {allocator: values_to_try(order["values"]) for allocator in order["allocators"]}

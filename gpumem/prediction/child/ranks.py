@@ -29,7 +29,8 @@ def be_alone(library: ctypes.CDLL) -> None:
 
     class Gloo(FakeProcessGroup):  # type: ignore[misc]
         def __new__(cls, _: object, rank: int, size: int, **__: object) -> Any:
-            library.null_report(ASSUMED, b"values of other ranks are taken as those of rank 0", 0)
+            text = b"values of other ranks are taken as those of rank 0"
+            library.null_report(ASSUMED, text, None, 0)
             return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
 
     def refuse(name: str, *_: object, **__: object) -> NoReturn:

@@ -249,7 +249,8 @@ EXPORT int cudaDeviceSynchronize(void) {
 }
 
 EXPORT int cudaStreamWaitEvent(void) {
-    null_report(NULL_ASSUMED, "memory that several streams use is in use until the host waits", 0);
+    null_report(NULL_ASSUMED, "memory that several streams use is in use until the host waits",
+                NULL, 0);
     return 0;
 }
 
