@@ -174,11 +174,11 @@ class ScriptRun:
 
     def watch_values(self) -> None:
         """Know what is read of the GPU, and compute integers beside if the order says so."""
-        from . import values
+        from ._values import Readers, Values
 
-        self.readers = values.Readers(self.reads.total, self.note_comparison)
+        self.readers = Readers(self.reads.total, self.note_comparison)
         if self.order.get("beside"):
-            self.values = values.Values()
+            self.values = Values()
             self.values.begin()
 
     def note_comparison(self) -> None:
