@@ -27,11 +27,16 @@ def be_alone(library: ctypes.CDLL) -> None:
     def store(*_: object, **__: object) -> Any:
         return distributed.HashStore()
 
-    class Gloo(FakeProcessGroup):  # type: ignore[misc]
-        def __new__(cls, _: object, rank: int, size: int, **__: object) -> Any:
+    class OfGloo(type):
+        """The type of a class that makes the stand-ins, and that they are instances of."""
+
+        def __call__(cls, _: object, rank: int, size: int, **__: object) -> Any:
             text = b"values of other ranks are taken as those of rank 0"
             library.null_report(ASSUMED, text, None, 0)
             return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, FakeProcessGroup)
 
     def refuse(name: str, *_: object, **__: object) -> NoReturn:
         library.null_refuse(name.encode())
@@ -41,7 +46,7 @@ def be_alone(library: ctypes.CDLL) -> None:
         """It waits for the other ranks, or compares with them."""
 
     vars(sys.modules["torch.distributed.rendezvous"])["_create_c10d_store"] = store
-    distributed_c10d.ProcessGroupGloo = Gloo
+    distributed_c10d.ProcessGroupGloo = OfGloo("ProcessGroupGloo", (), {})
     distributed_c10d._store_based_barrier = skip
     data_parallel._verify_param_shape_across_processes = skip
     for name in _REFUSED:
