@@ -43,10 +43,11 @@ def be_alone(library: ctypes.CDLL) -> None:
         raise RuntimeError(f"{name} has no result without the other ranks")
 
     def skip(*_: object, **__: object) -> None:
-        """It waits for the other ranks, or compares with them."""
+        """Do nothing in place of waiting for the other ranks, or comparing with them."""
 
     vars(sys.modules["torch.distributed.rendezvous"])["_create_c10d_store"] = store
     distributed_c10d.ProcessGroupGloo = OfGloo("ProcessGroupGloo", (), {})
+    FakeProcessGroup._set_sequence_number_for_group = skip
     distributed_c10d._store_based_barrier = skip
     data_parallel._verify_param_shape_across_processes = skip
     for name in _REFUSED:
