@@ -4,11 +4,11 @@
 
 "first" is one `torch.empty(pin_memory=True)` of a size that nothing has had before, "again" a pair
 of one more and its end, in the fastest of many runs of pairs, "copied" a pair with a copy to the
-GPU queued between. "held" is the bytes that the allocator holds at its peak, over those requested then:
-eight tensors of 65 MiB, and random sizes with a bound on the live bytes. "batches" is a pass over a
-DataLoader that pins batches of two sizes. The allocators are PyTorch's own, gpumem's of pinned
-memory alone, and gpumem's of both memories. A round starts a process for each in turn; a figure is
-the median over rounds, a ratio the median of the rounds' ratios.
+GPU queued between. "held" is the bytes that the allocator holds at its peak, over those requested
+then: eight tensors of 65 MiB, and random sizes with a bound on the live bytes. "batches" is a pass
+over a DataLoader that pins batches of two sizes. The allocators are PyTorch's own, gpumem's of
+pinned memory alone, and gpumem's of both memories. A round starts a process for each in turn; a
+figure is the median over rounds, a ratio the median of the rounds' ratios.
 """
 
 from __future__ import annotations
