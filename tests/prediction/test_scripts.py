@@ -2,10 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from helpers.child import python
+from helpers.waiting import wait_until
 
 from gpumem.errors import GpumemError
 from gpumem.prediction import predict_script
@@ -300,6 +304,19 @@ def test_script_that_crashes_or_does_not_end_has_no_figures(predicted):
     assert endless.end == "time"
 
 
+def test_script_ends_with_a_prediction_that_is_killed(tmp_path):
+    ids = tmp_path / "ids"
+    script = tmp_path / "endless.py"
+    script.write_text(f"import os\nopen({str(ids)!r}, 'a').write(f'{{os.getpid()}} ')\nwhile 1: 0")
+    options = ("--allocator", "default", "--allocator", "expandable")
+    command = [sys.executable, "-m", "gpumem", "predict", *options, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as prediction:
+        wait_until(lambda: ids.exists() and len(ids.read_text().split()) == 2)
+        prediction.kill()
+    for each in ids.read_text().split():
+        wait_until(lambda each=each: not Path("/proc", each).exists())
+
+
 def test_loop_that_waits_for_a_value_is_ended(predicted):
     run = predicted("""
         done = torch.rand(1, device="cuda") > 2
@@ -454,7 +471,7 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
         "name": "CUDA",
         "nbytes": 600 * MIB,
         "inside": False,
-        "source": "an estimate of the context and of loaded kernels",
+        "source": "an H200 held 527 MiB for a context, and 603 MiB with kernels of cuBLAS and cuDNN",
     }
     assert facts["peak"]["live_bytes"] == facts["runs"]["default"]["live"]
     lacks = python(*command, "--memory", "1GiB", path, status=3)

@@ -352,4 +352,3 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     return bool(tensor.nbytes == tensor.untyped_storage().nbytes())
-

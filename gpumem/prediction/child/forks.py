@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import warnings
@@ -19,10 +21,17 @@ from .run import ScriptRun, answer_to, path_of_answer
 from .skipped import skip_host_work
 
 COMPUTED = "integers are computed on the CPU, without torch.compile: reserved may be 4 % off"
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process with its parent, which may be killed before it has waited."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(order: dict[str, Any]) -> None:
     """Run the program over each allocator, at once, and wait for the runs."""
+    end_with_parent()
     library = load(order["library"], order["device"])
     torch = importlib.import_module("torch")
     skip_host_work(torch, order["folder"])
@@ -43,6 +52,7 @@ def main(order: dict[str, Any]) -> None:
         with warnings.catch_warnings(action="ignore"):  # other threads: they only wait for work
             child = os.fork()
         if not child:
+            end_with_parent()
             ScriptRun(way, library, program, allocator, value).run()
         return child
 
