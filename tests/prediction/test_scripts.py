@@ -445,7 +445,8 @@ def test_convolutions_have_the_workspaces_that_cudnn_states_for_the_gpu(predicte
     assert run.end == "script", run.output
     tensors = 4 * (64 * 128 * 9 + 32 * (64 + 128) * 56 * 56)
     assert tensors < run.live < 2 * tensors
-    assert not run.assumed and not run.refused
+    assert not run.assumed
+    assert not run.refused
 
 
 def test_attention_of_cudnn_needs_no_compiler(predicted):
@@ -457,7 +458,8 @@ def test_attention_of_cudnn_needs_no_compiler(predicted):
         found.sum().backward()
         """)
     assert run.end == "script", run.output
-    assert not run.assumed and not run.refused
+    assert not run.assumed
+    assert not run.refused
 
 
 def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
@@ -471,7 +473,8 @@ def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
         "name": "CUDA",
         "nbytes": 600 * MIB,
         "inside": False,
-        "source": "an H200 held 527 MiB for a context, and 603 MiB with kernels of cuBLAS and cuDNN",
+        "source": "an H200 held 527 MiB for a context, and 603 MiB with kernels of cuBLAS and "
+        "cuDNN",
     }
     assert facts["peak"]["live_bytes"] == facts["runs"]["default"]["live"]
     lacks = python(*command, "--memory", "1GiB", path, status=3)
