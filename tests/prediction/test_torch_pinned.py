@@ -80,6 +80,7 @@ side = torch.cuda.Stream()
 for images, labels in DataLoader(rows, batch_size=8, pin_memory=True):
     with torch.cuda.stream(side):
         images.to("cuda", non_blocking=True)
+    side.synchronize()
     assert images.is_pinned() and labels.is_pinned()
 stats = integration.status().pinned.stats()
 print(stats.max_reserved <= 1.05 * stats.max_in_use, stats.num_extensions < 16)
