@@ -64,7 +64,7 @@ def test_numa_memory_is_shared_by_cpu_and_device(fill):
         np.frombuffer(buffer, np.uint8)[:] = 1
         fill(buffer, 2)
         assert (np.frombuffer(buffer, np.uint8) == 2).all()
-        assert arena.stats().reserved == 8 * MIB
+        assert arena.stats().reserved == 6 * MIB
 
 
 def test_missing_numa_node_is_refused():

@@ -166,6 +166,43 @@ def test_pinned_memory_is_an_arenas_unless_pytorchs_is_wanted():
     assert run(script, own) == [True, None, 1]
 
 
+def test_pinned_memory_alone_is_right_behind_copies_and_exact(native):
+    """Blocks are freed behind queued copies and used again; the GPU's memory stays PyTorch's."""
+    script = """
+        before = torch.full((1 << 20,), 5.0).pin_memory()
+        gpumem_torch.enable_pinned(limit="1GiB")
+        stream, there = torch.cuda.Stream(), []
+        busy = torch.randn(4096, 4096, device="cuda")
+        with torch.cuda.stream(stream):
+            there.append(before.to("cuda", non_blocking=True))
+            del before
+            for number in range(40):
+                busy = (busy @ busy).clamp(-1, 1)
+                host = torch.empty((3 + number % 3) << 20, pin_memory=True).fill_(number)
+                there.append(host.to("cuda", non_blocking=True))
+                assert host.is_pinned()
+                del host
+        stream.synchronize()
+        wrong = [n for n, each in enumerate(there[1:]) if not (each == n).all()]
+        arena = gpumem_torch.status().pinned
+        kept = [torch.empty(65 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(8)]
+        held = arena.stats().reserved / arena.stats().max_in_use
+        try:
+            torch.empty(600 << 20, dtype=torch.uint8, pin_memory=True)
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+        losses = [train(), train_by_graph()]
+        print(json.dumps([wrong, float(there[0].min()), held, text, losses,
+                          torch.cuda.get_allocator_backend()]))
+    """
+    before = "from gpumem.integrations import torch as gpumem_torch\n"
+    wrong, first, held, text, losses, backend = run(script, before)
+    assert (wrong, first, losses, backend) == ([], 5.0, native, "native")
+    assert held <= 1.01
+    assert "limit 1.0 GiB" in text
+    assert "the host: " in text
+
+
 def test_out_of_memory_is_torchs_error_with_the_arenas_report():
     kind, text, after = run(
         """
