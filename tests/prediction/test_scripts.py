@@ -445,7 +445,9 @@ def test_convolutions_have_the_workspaces_that_cudnn_states_for_the_gpu(predicte
     assert run.end == "script", run.output
     tensors = 4 * (64 * 128 * 9 + 32 * (64 + 128) * 56 * 56)
     assert tensors < run.live < 2 * tensors
-    assert not run.assumed
+    assert [text.split(" than ")[0] for text in run.assumed] == [
+        "convolutions may take larger workspaces"
+    ]
     assert not run.refused
 
 

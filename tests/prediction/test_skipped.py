@@ -1,5 +1,7 @@
 """Work that a prediction skips: checkpoints, weight files, initial values of parameters."""
 
+import textwrap
+
 import pytest
 from prediction.test_scripts import MIB, _needs_pytorch, predicted  # noqa: F401
 
@@ -8,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 WRITTEN = "checkpoints are not written"
 MAPPED = "files of weights are mapped, and not read"
 NOT_FILLED = "large parameters on the CPU are not filled"
+OTHERS = "random numbers after those of large parameters are others"
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_large_parameters_on_the_cpu_take_neither_time_nor_memory(predicted):  #
         lazy = torch.nn.LazyLinear(8)
         """)
     assert run.end == "script", run.output
-    assert run.assumed == [NOT_FILLED]
+    assert run.assumed == [NOT_FILLED, OTHERS]
     assert 4096 * MIB <= run.live < 4100 * MIB
     assert run.process < 1200 * MIB
 
@@ -123,3 +126,25 @@ def test_other_large_tensors_on_the_cpu_have_their_values(predicted):  # noqa: F
     assert run.end == "script", run.output
     assert not run.assumed
     assert run.live > MIB
+
+
+def test_random_numbers_after_skipped_values_are_those_of_a_run(predicted):  # noqa: F811
+    drawn = """
+        torch.manual_seed(3)
+        layer = torch.nn.Linear(1001, 1003)
+        torch.nn.init.normal_(layer.weight)
+        torch.nn.init.trunc_normal_(layer.weight)
+        layer.double().weight.data.normal_()
+        order = torch.randperm(1000)
+        """
+    import torch
+
+    names = {"torch": torch}
+    exec(textwrap.dedent(drawn), names)
+    run = predicted(f"""
+        {drawn}
+        assert order.tolist() == {names["order"].tolist()}
+        torch.empty(1, device="cuda")
+        """)
+    assert run.end == "script", run.output
+    assert run.assumed == [NOT_FILLED]

@@ -35,8 +35,7 @@ def main(order: dict[str, Any]) -> None:
     library = load(order["library"], order["device"])
     torch = importlib.import_module("torch")
     skip_host_work(torch, order["folder"])
-    if order["ranks"] > 1:
-        be_alone(library)
+    be_alone(library)
     program = Program(order)
     if order["ahead"]:
         program.import_ahead()

@@ -18,6 +18,9 @@ from typing import Any
 LARGE = 1 << 20
 """Bytes of a tensor or a file from which its values are skipped."""
 
+MAX_DRAWN = 1 << 28
+"""Random numbers that are drawn for values that are skipped: a second for each 2**28."""
+
 said: dict[str, None] = {}
 """The notices."""
 
@@ -156,10 +159,26 @@ def _follow_parameters(torch: Any) -> None:
         if param is not None and param.device.type == "cpu" and param.nbytes >= LARGE:
             forget(param)
 
-    def fill(kernel: Any, keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    drawn = 0
+
+    def draw(tensor: Any, block: int, generator: Any) -> None:
+        """Draw as many random numbers as filling takes: the script's next ones depend on them."""
+        nonlocal drawn
+        count = tensor.numel() + (block if tensor.numel() % block else 0)
+        drawn += count
+        if drawn > MAX_DRAWN:
+            said["random numbers after those of large parameters are others"] = None
+            return
+        values = torch.empty(min(count, 1 << 16), dtype=tensor.dtype)
+        for begin in range(0, count, len(values)):
+            values[: count - begin].uniform_(generator=generator)
+
+    def fill(block: int, kernel: Any, keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_unknown(self):
             return kernel.call_boxed(keys, self, *args, **kwargs)
         said["large parameters on the CPU are not filled"] = None
+        if block:
+            draw(self, block, kwargs.get("generator"))
         return self
 
     def copy(kernel: Any, keys: Any, self: Any, src: Any, non_blocking: bool = False) -> Any:
@@ -171,15 +190,19 @@ def _follow_parameters(torch: Any) -> None:
         return self
 
     def fill_truncated(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor if is_unknown(tensor) else truncate(tensor, *args, **kwargs)
+        if is_unknown(tensor):
+            tensor.detach().uniform_(generator=kwargs.get("generator"))
+            return tensor
+        return truncate(tensor, *args, **kwargs)
 
     torch.nn.Module.register_parameter = register_parameter
     torch.nn.init._no_grad_trunc_normal_ = fill_truncated
     library = torch.library.Library("aten", "IMPL")
     _kept.append(library)  # its end would undo it
-    names = ("normal_", "uniform_", "zero_", "fill_.Scalar", "copy_")
+    # With the numbers that are drawn at once: the last of normal ones are drawn again.
+    fills = {"normal_": 16, "uniform_": 1, "zero_": 0, "fill_.Scalar": 0}
+    replaced = {name: functools.partial(fill, block) for name, block in fills.items()}
     with warnings.catch_warnings(action="ignore"):  # that they replace others
-        for name in names:
+        for name, function in {**replaced, "copy_": copy}.items():
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            replaced = functools.partial(copy if name == "copy_" else fill, kernel)
-            library.impl(name, replaced, "CPU", with_keyset=True)
+            library.impl(name, functools.partial(function, kernel), "CPU", with_keyset=True)

@@ -53,7 +53,7 @@ SIMPLE(cudnnGetBatchNormalizationTrainingExReserveSpaceSize,
 typedef void *Descriptor;
 
 enum { TYPE_HANDLE = 0, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
-enum { DEVICE = 38 }; /* a type of descriptors */
+enum { CONVOLUTION = 1, DEVICE = 38 }; /* types of descriptors */
 enum {                /* attributes */
     HEURISTICS_GRAPH = 201,
     HEURISTICS_DEVICE = 204,
@@ -88,8 +88,16 @@ REAL(GetAttribute,
      (Descriptor descriptor, int name, int type, int64_t room, int64_t *count, void *values),
      (descriptor, name, type, room, count, values))
 
-SAME(cudnnBackendCreateDescriptor, real_CreateDescriptor)
 SAME(cudnnBackendDestroyDescriptor, real_DestroyDescriptor)
+
+EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor *made) {
+    if (type == CONVOLUTION)
+        null_report(NULL_ASSUMED,
+                    "convolutions may take larger workspaces than cuDNN states without a GPU: "
+                    "PyTorch's own allocator has reserved up to a quarter more",
+                    NULL, 0);
+    return real_CreateDescriptor(type, made);
+}
 
 /* Returns the descriptor of the GPU; NULL: cuDNN does not know such a GPU. */
 static Descriptor device_descriptor(void) {
