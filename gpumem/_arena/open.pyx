@@ -89,8 +89,8 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
         settings.max_extend = LARGEST_SHARED
     settings.paged = (arena.source is None and arena.config.numa_node is None
                       and takes_pages(arena, ceiling_of(budget, count)))
-    for key, why in arena.config._without_effect(paged=settings.paged,
-                                                   exact=settings.exact).items():
+    without = arena.config._without_effect(paged=settings.paged, exact=settings.exact)
+    for key, why in without.items():
         warnings.warn(f"{key} = {getattr(arena.config, key)!r} has no effect on an arena on "
                       f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     with nogil:

@@ -1,6 +1,5 @@
 """Figures of an arena; a refused request: what may make room for it, then its exception."""
 
-import gc
 from threading import get_ident
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t

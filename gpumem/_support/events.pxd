@@ -136,8 +136,8 @@ cdef void (*recorder_free)(Recorder* recorder) noexcept nogil
 # Writes the text of a number into a file; does nothing for a ring.
 cdef void (*recorder_define)(Recorder* recorder, uint32_t what, uint32_t number, const char* text,
                              size_t length) noexcept nogil
-# Writes an event of the program: a phase of a number, or the category and the module of the block at
-# an address. Caller keeps the recorder from ending.
+# Writes an event of the program: a phase of a number, or the category and the module of the block
+# at an address. Caller keeps the recorder from ending.
 cdef void (*recorder_mark)(Recorder* recorder, uint32_t kind, uint64_t address, uint16_t label,
                            uint16_t module) noexcept nogil
 # Copies the event of a ring that has the number; False if it was overwritten.

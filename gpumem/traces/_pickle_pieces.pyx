@@ -108,7 +108,8 @@ cdef class Pieces:
             code = data[begin]
             kind = _ARGUMENTS[code]
             if kind == REFUSED:
-                raise TraceError(f"the pickle has the opcode {chr(code)!r}, expected plain data only")
+                raise TraceError(f"the pickle has the opcode {chr(code)!r}, "
+                                 "expected plain data only")
             at = begin + 1
             size = kind & 15
             number = little(&data[at], size) if kind and end - at >= <Py_ssize_t>size else 0

@@ -203,7 +203,8 @@ def test_constants_of_libraries_are_named_apart_with_their_source(predicted):
     assert not constants["CUDA"].inside
     assert constants["CUDA"].nbytes == found.gpu.context
     assert constants["cuBLAS"].inside
-    assert constants["cuBLAS"].nbytes == 2 * 32 * MIB  # of two threads
+    # Of two threads; PyTorch 2.11 has one of 1 MiB besides.
+    assert constants["cuBLAS"].nbytes in (64 * MIB, 65 * MIB)
     assert all(each.source for each in constants.values())
 
 

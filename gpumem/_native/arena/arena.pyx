@@ -32,8 +32,8 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ALLOCATE_NO_WAIT, apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
-    arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
+    ALLOCATE_NO_WAIT, apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use,
+    ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED,
     family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT,
     root_of, SHARED_BLOCK, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,

@@ -28,8 +28,8 @@ from gpumem._native.arena.types cimport (
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
-    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SHARED_BLOCK, SMALL_BLOCK, SMALL_SPACE,
-    SPACES, STREAM_NAMED, StreamSlot, table_for, with_share,
+    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SHARED_BLOCK, SMALL_BLOCK,
+    SMALL_SPACE, SPACES, STREAM_NAMED, StreamSlot, table_for, with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,

@@ -8,8 +8,8 @@ from gpumem._native.bfc.table cimport (
     bfc_region_is_idle, bfc_release_completed, bfc_remove_region, bfc_resolve, bin_from, bin_of,
     Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED,
     gm_low_bit64, handle_of, MAX_BYTES, NIL, QUANTUM, QUANTUM_BITS, Region,
-    round_to_quantum, SLOT_RELEASED, slots_ready, SPLIT_EXACT, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT, state_of,
-    StreamBins,
+    round_to_quantum, SLOT_RELEASED, slots_ready, SPLIT_EXACT, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT,
+    state_of, StreamBins,
 )
 from gpumem._native.bfc.holes cimport (
     bfc_allocate_across, bfc_allocate_range, bfc_free_around, holes_add_range, holes_allocate,

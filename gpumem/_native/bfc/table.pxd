@@ -56,7 +56,7 @@ cdef enum:
     PACK_LIMIT = 10         # bins that a table that packs searches for the lowest head
     PLACE_BITS = 17         # a place is a step of 128 KiB
     PACK_BYTES = 65536      # blocks of at most that size are not packed
-    NEARLY_BITS = 8         # SPLIT_EXACT: a chunk that exceeds a request by 1/256 is nearly as large
+    NEARLY_BITS = 8         # SPLIT_EXACT: a chunk larger than a request by 1/256 is nearly as large
     SWAP_BYTES = 2097152    # MIN: from that size on a block may take a place that swaps fill
     SWAP_SKIPS = 3          # searches for such a place that are left out after one that found none,
     SWAP_PARTS = 50         # for blocks below this part of the bytes in use

@@ -21,8 +21,8 @@ def install(
     """Let PyTorch allocate pinned memory from an arena; tensors pinned before keep their memory.
 
     Without an arena it is the one in use, or from the first use on the default resource of the
-    current device's pinned memory. `limit` is its new one in bytes; 0 leaves it. With `unpinned`, memory that is not
-    pinned serves requests that are refused.
+    current device's pinned memory. `limit` is its new one in bytes; 0 leaves it. With `unpinned`,
+    memory that is not pinned serves requests that are refused.
 
     Raises
     ------

@@ -23,9 +23,21 @@ MAX_FLOAT_BYTES = 16 << 10
 # CUDA graph writes it, at times that are not seen.
 TRUE, UNKNOWN, REPLAYED = range(3)
 
-_READERS = "item __bool__ __int__ __float__ __index__ tolist cpu to".split()
-_ARITHMETIC = "add radd sub rsub mul rmul truediv rtruediv pow neg abs".split()
-_COMPARISONS = "lt le gt ge eq ne bool".split()
+_READERS = ("item", "__bool__", "__int__", "__float__", "__index__", "tolist", "cpu", "to")
+_ARITHMETIC = (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "pow",
+    "neg",
+    "abs",
+)
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "bool")
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _MASKS = torch.bool, torch.uint8
 _MASKED = re.compile(r"_?(unsafe_)?index(_put.*)?")

@@ -201,7 +201,9 @@ def _follow_parameters(torch: Any) -> None:
     _kept.append(library)  # its end would undo it
     # With the numbers that are drawn at once: the last of normal ones are drawn again.
     fills = {"normal_": 16, "uniform_": 1, "zero_": 0, "fill_.Scalar": 0}
-    replaced = {name: functools.partial(fill, block) for name, block in fills.items()}
+    replaced: dict[str, Any] = {
+        name: functools.partial(fill, block) for name, block in fills.items()
+    }
     with warnings.catch_warnings(action="ignore"):  # that they replace others
         for name, function in {**replaced, "copy_": copy}.items():
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
