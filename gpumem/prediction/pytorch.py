@@ -15,9 +15,12 @@ from gpumem.errors import IntegrationError, MissingFrameworkError
 
 _OLDEST = (2, 10)
 _LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so")
-# Libraries of which the null CUDA has every function, and functions with answers that need no GPU.
+# Libraries of which the null CUDA has every function, but for those of NVIDIA that need no GPU.
 _COVERED = ("cuda", "__cuda", "cublas", "cudnn", "nccl")
-_KEPT = ("Version", "String", "Property", "LastError")
+_KEPT = (
+    *("Version", "String", "Property", "LastError"),
+    *("Descriptor", "RNNDescriptor_v8", "RNNWeightSpaceSize", "RNNWeightParams"),
+)
 
 DYNAMIC_SYMBOLS = 11  # the type of a section
 

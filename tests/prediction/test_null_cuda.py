@@ -133,7 +133,7 @@ def test_pinned_memory_is_of_the_host_and_other_memory_is_unknown():
 def test_functions_without_a_result_are_refused_by_name():
     over_null_cuda("""
         refused = names(True)
-        assert "cusolverDnCreate" in refused and "cudnnGetRNNWeightSpaceSize" in refused
+        assert "cusolverDnCreate" in refused and "cudnnCTCLoss" in refused
         for name in refused:
             assert cuda[name]() != 0, name
         assert heard == [(null.REFUSED, name, 0) for name in refused]
@@ -148,9 +148,9 @@ def test_harmless_functions_succeed_and_handles_differ():
             made = c_void_p()
             assert cuda[name](byref(made)) == 0, name
             handles.add(made.value)
-        assert "cublasSgemm_v2" in harmless and "cudnnCreate" in harmless
+        assert "cublasSgemm_v2" in harmless and "cublasCreate_v2" in harmless
         made = sum(name.startswith(("cudnnCreate", "cublasCreate")) for name in harmless)
-        assert made > 5 and len(handles - {None}) > made
+        assert made > 3 and len(handles - {None}) > made
         assert not heard
         """)
 

@@ -1,4 +1,4 @@
-"""Three small programs, predicted and compared with their runs on a GPU."""
+"""Small programs, predicted and compared with their runs on a GPU."""
 
 import json
 import sys
@@ -14,6 +14,7 @@ from gpumem.prediction.pytorch import require
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/prediction/programs"
+SCRIPTS = ROOT / "bench/scripts"
 PEAKS = json.loads((ROOT / "bench/scripts/h200.json").read_text())["peaks"]
 LIMITS = {"live": 0.002, "default": 0.01, "expandable": 0.005, "gpumem": 0.02}
 """How far a predicted peak may be from that of a GPU, as a part of it."""
@@ -30,16 +31,18 @@ def _needs_pytorch():
 
 
 @pytest.mark.parametrize(
-    ("name", "limits"),
+    ("path", "limits"),
     [
-        ("image_classifier", OF_CONVOLUTIONS),
-        ("language_model", LIMITS),
-        ("text_generator", LIMITS),
+        (PROGRAMS / "image_classifier.py", OF_CONVOLUTIONS),
+        (PROGRAMS / "language_model.py", LIMITS),
+        (PROGRAMS / "text_generator.py", LIMITS),
+        (SCRIPTS / "others/recurrent.py", LIMITS),
     ],
+    ids=lambda value: getattr(value, "stem", ""),
 )
-def test_program_has_the_peaks_of_an_h200(name, limits):
-    runs = predict_script([str(PROGRAMS / f"{name}.py")], gpu="h200").runs
-    for allocator, real in PEAKS[name].items():
+def test_program_has_the_peaks_of_an_h200(path, limits):
+    runs = predict_script([str(path)], gpu="h200").runs
+    for allocator, real in PEAKS[path.stem].items():
         run = runs[allocator]
         assert run.is_complete, run.output
         assert run.live == pytest.approx(real["live"], rel=limits["live"]), allocator

@@ -265,7 +265,7 @@ def test_read_that_makes_a_size_stops_the_script(predicted, expression, operator
 @pytest.mark.parametrize(
     ("expression", "function"),
     [
-        ("torch.nn.LSTM(8, 8, device='cuda')", "cudnnGetRNNWeightSpaceSize"),
+        ("torch.nn.RNN(4, 4, device='cuda')(values)", "cudnnGetRNNTempSpaceSizes"),
         ("torch.linalg.qr(values)", "cusolverDnCreate"),
         ("torch.fft.rfft(values)", "cufftCreate"),
         ("torch.sparse.mm(torch.eye(4).to_sparse().cuda(), values)", "cusparseCreate"),
@@ -449,6 +449,21 @@ def test_convolutions_have_the_workspaces_that_cudnn_states_for_the_gpu(predicte
     assert [text.split(" than ")[0] for text in run.assumed] == [
         "convolutions may take larger workspaces"
     ]
+    assert not run.refused
+
+
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_recurrent_layers_have_the_sizes_of_cudnn(predicted, layer, gates):
+    run = predicted(f"""
+        layer = torch.nn.{layer}(256, 256, num_layers=2, dropout=0.5, device="cuda")
+        result, _ = layer(torch.empty(50, 16, 256, device="cuda"))
+        result.sum().backward()
+        assert layer.weight_hh_l1.grad.shape == ({gates} * 256, 256)
+        """)
+    assert run.end == "script", run.output
+    weights = 4 * 2 * gates * (2 * 256 * 256 + 2 * 256)
+    assert 2 * weights < run.live < 2 * weights + 64 * MIB
+    assert "workspaces of recurrent layers are taken as those of an H200" in run.assumed
     assert not run.refused
 
 

@@ -26,12 +26,12 @@
     F(cuCtxSynchronize) F(cuCtxRecordEvent) F(cuCtxEnablePeerAccess) F(cuCtxDisablePeerAccess)    \
     F(cuDevicePrimaryCtxRelease) F(cuStreamQuery) F(cuStreamSynchronize) F(cuStreamWaitValue32)   \
     F(cuStreamWaitValue64) F(cuEventRecord) F(cuEventQuery) F(cuEventSynchronize)                 \
-    F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch)                    \
-    F(cuMemcpyPeerAsync) F(cuFuncSetAttribute) F(cuFuncSetCacheConfig) F(cuLaunchKernel)          \
-    F(cuLaunchKernelEx) F(cuLaunchCooperativeKernel) F(cuThreadExchangeStreamCaptureMode)         \
-    F(cuModuleUnload) F(cuLibraryUnload) F(cuKernelSetAttribute) F(cuLinkAddData)                 \
-    F(cuLinkAddData_v2) F(cuLinkComplete) F(cuLinkDestroy) F(cuTensorMapEncodeTiled)              \
-    F(cuTensorMapEncodeIm2col) F(cuCtxSetLimit)                                                   \
+    F(cuGraphDestroy) F(cuGraphExecDestroy) F(cuGraphLaunch) F(cuMemcpyPeerAsync)                 \
+    F(cuFuncSetAttribute) F(cuFuncSetCacheConfig) F(cuLaunchKernel) F(cuLaunchKernelEx)           \
+    F(cuLaunchCooperativeKernel) F(cuThreadExchangeStreamCaptureMode) F(cuModuleUnload)           \
+    F(cuLibraryUnload) F(cuKernelSetAttribute) F(cuLinkAddData) F(cuLinkAddData_v2)               \
+    F(cuLinkComplete) F(cuLinkDestroy) F(cuTensorMapEncodeTiled) F(cuTensorMapEncodeIm2col)       \
+    F(cuCtxSetLimit)                                                                              \
     /* cuBLAS: outputs are on the device; PyTorch passes a pointer of the device for scalars */   \
     TYPES(F, cublas, gemm_v2) TYPES(F, cublas, gemmStridedBatched) TYPES(F, cublas, gemv_v2)      \
     TYPES(F, cublas, trsm_v2) TYPES(F, cublas, trsmBatched) TYPES(F, cublas, getrfBatched)        \
@@ -44,21 +44,17 @@
     F(cublasLtMatmulPreferenceSetAttribute) F(cublasLtMatrixLayoutDestroy)                        \
     F(cublasLtMatrixLayoutSetAttribute)                                                           \
     /* cuDNN */                                                                                   \
-    F(cudnnBackendExecute) F(cudnnBatchNormalizationBackwardEx)                                   \
+    F(cudnnBackendExecute) F(cudnnRNNForward) F(cudnnRNNBackwardData_v8)                          \
+    F(cudnnRNNBackwardWeights_v8) F(cudnnBatchNormalizationBackwardEx)                            \
     F(cudnnBatchNormalizationForwardInference) F(cudnnBatchNormalizationForwardTrainingEx)        \
     F(cudnnDestroyActivationDescriptor) F(cudnnDestroyCTCLossDescriptor)                          \
-    F(cudnnDestroyConvolutionDescriptor) F(cudnnDestroyDropoutDescriptor)                         \
-    F(cudnnDestroyFilterDescriptor) F(cudnnDestroyRNNDataDescriptor)                              \
-    F(cudnnDestroyRNNDescriptor) F(cudnnDestroySpatialTransformerDescriptor)                      \
-    F(cudnnDestroyTensorDescriptor) F(cudnnPoolingForward) F(cudnnSetActivationDescriptor)        \
-    F(cudnnSetCTCLossDescriptorEx) F(cudnnSetCTCLossDescriptor_v9)                                \
-    F(cudnnSetConvolutionGroupCount) F(cudnnSetConvolutionMathType)                               \
-    F(cudnnSetConvolutionNdDescriptor) F(cudnnSetDropoutDescriptor)                               \
-    F(cudnnSetFilterNdDescriptor) F(cudnnSetPooling2dDescriptor) F(cudnnSetRNNDataDescriptor)     \
-    F(cudnnSetRNNDescriptor_v8) F(cudnnSetSpatialTransformerNdDescriptor) F(cudnnSetStream)       \
-    F(cudnnSetTensorNdDescriptor) F(cudnnSpatialTfGridGeneratorBackward)                          \
-    F(cudnnSpatialTfGridGeneratorForward) F(cudnnSpatialTfSamplerBackward)                        \
-    F(cudnnSpatialTfSamplerForward)                                                               \
+    F(cudnnDestroyConvolutionDescriptor) F(cudnnDestroySpatialTransformerDescriptor)              \
+    F(cudnnPoolingForward) F(cudnnSetActivationDescriptor) F(cudnnSetCTCLossDescriptorEx)         \
+    F(cudnnSetCTCLossDescriptor_v9) F(cudnnSetConvolutionGroupCount)                              \
+    F(cudnnSetConvolutionMathType) F(cudnnSetConvolutionNdDescriptor)                             \
+    F(cudnnSetPooling2dDescriptor) F(cudnnSetSpatialTransformerNdDescriptor) F(cudnnSetStream)    \
+    F(cudnnSpatialTfGridGeneratorBackward) F(cudnnSpatialTfGridGeneratorForward)                  \
+    F(cudnnSpatialTfSamplerBackward) F(cudnnSpatialTfSamplerForward)                              \
     /* NCCL: no other rank is there */                                                            \
     F(ncclAllGather) F(ncclAllReduce) F(ncclAlltoAll) F(ncclGather) F(ncclRecv) F(ncclReduce)     \
     F(ncclReduceScatter) F(ncclSend) F(ncclGroupStart) F(ncclGroupEnd) F(ncclCommAbort)           \
@@ -67,15 +63,13 @@
 /* Their first argument receives a handle, and they have no other output. */
 #define NULL_HANDLES(F)                                                                           \
     F(cudaDeviceGetDefaultMemPool) F(cudaLibraryLoadData) F(cudaLibraryGetKernel)                 \
-    F(cudaGraphInstantiate) F(cudaGraphInstantiateWithFlags)                     \
-    F(cuGraphInstantiateWithFlags) F(cuModuleLoad) F(cuModuleLoadData) F(cuModuleLoadDataEx)      \
-    F(cuModuleGetFunction) F(cuLibraryLoadData) F(cuLibraryLoadFromFile) F(cuLibraryGetKernel)    \
-    F(cublasCreate_v2) F(cublasLtMatmulDescCreate) F(cublasLtMatmulPreferenceCreate)              \
-    F(cublasLtMatrixLayoutCreate) F(cudnnCreate) F(cudnnCreateActivationDescriptor)               \
-    F(cudnnCreateCTCLossDescriptor) F(cudnnCreateConvolutionDescriptor)                           \
-    F(cudnnCreateDropoutDescriptor) F(cudnnCreateFilterDescriptor)                                \
-    F(cudnnCreatePoolingDescriptor) F(cudnnCreateRNNDataDescriptor) F(cudnnCreateRNNDescriptor)   \
-    F(cudnnCreateSpatialTransformerDescriptor) F(cudnnCreateTensorDescriptor)
+    F(cudaGraphInstantiate) F(cudaGraphInstantiateWithFlags) F(cuGraphInstantiateWithFlags)       \
+    F(cuModuleLoad) F(cuModuleLoadData) F(cuModuleLoadDataEx) F(cuModuleGetFunction)              \
+    F(cuLibraryLoadData) F(cuLibraryLoadFromFile) F(cuLibraryGetKernel) F(cublasCreate_v2)        \
+    F(cublasLtMatmulDescCreate) F(cublasLtMatmulPreferenceCreate) F(cublasLtMatrixLayoutCreate)   \
+    F(cudnnCreateActivationDescriptor) F(cudnnCreateCTCLossDescriptor)                            \
+    F(cudnnCreateConvolutionDescriptor) F(cudnnCreatePoolingDescriptor)                           \
+    F(cudnnCreateSpatialTransformerDescriptor)
 
 /* Their outputs on the host are unknown. */
 #define NULL_REFUSED_FUNCTIONS(F)                                                                 \
@@ -99,7 +93,7 @@
     TYPES(F, cublas, gelsBatched) TYPES(F, cublas, geqrfBatched) TYPES(F, cublas, getrsBatched)   \
     F(cublasLtMatmulAlgoCheck) F(cublasLtMatmulAlgoConfigGetAttribute)                            \
     F(cublasLtMatmulAlgoConfigSetAttribute) F(cublasLtMatmulAlgoInit)                             \
-    /* cuDNN: recurrent networks, CTC loss, and convolutions by its older interface */            \
+    /* cuDNN: CTC loss, and convolutions by its older interface */                                \
     F(cudnnCTCLoss) F(cudnnCTCLoss_v8) F(cudnnGetCTCLossWorkspaceSize)                            \
     F(cudnnGetCTCLossWorkspaceSize_v8) F(cudnnConvolutionBackwardData)                            \
     F(cudnnConvolutionBackwardFilter) F(cudnnConvolutionBiasActivationForward)                    \
@@ -109,16 +103,12 @@
     F(cudnnGetConvolutionBackwardDataWorkspaceSize)                                               \
     F(cudnnGetConvolutionBackwardFilterAlgorithm_v7)                                              \
     F(cudnnGetConvolutionBackwardFilterWorkspaceSize) F(cudnnGetConvolutionForwardAlgorithm_v7)   \
-    F(cudnnGetConvolutionForwardWorkspaceSize) F(cudnnDropoutGetStatesSize)                       \
-    F(cudnnRestoreDropoutDescriptor) F(cudnnGetFilterNdDescriptor) F(cudnnGetTensorNdDescriptor)  \
-    F(cudnnGetRNNTempSpaceSizes) F(cudnnGetRNNWeightParams) F(cudnnGetRNNWeightSpaceSize)         \
-    F(cudnnRNNBackwardData_v8) F(cudnnRNNBackwardWeights_v8) F(cudnnRNNForward)                   \
+    F(cudnnGetConvolutionForwardWorkspaceSize)                                                    \
     /* NCCL: windows, one-sided calls, changes of a communicator */                               \
     F(ncclCommGetUniqueId) F(ncclCommGrow) F(ncclCommInitAll) F(ncclCommMemStats)                 \
     F(ncclCommRegister) F(ncclCommResume) F(ncclCommRevoke) F(ncclCommShrink) F(ncclCommSuspend)  \
     F(ncclCommWindowDeregister) F(ncclCommWindowRegister) F(ncclDevCommCreate)                    \
     F(ncclDevCommDestroy) F(ncclGetLsaMultimemDevicePointer) F(ncclGetPeerDevicePointer)          \
-    F(ncclGroupSimulateEnd) F(ncclPutSignal) F(ncclSignal) F(ncclWaitSignal)                      \
-    F(ncclWinGetUserPtr)
+    F(ncclGroupSimulateEnd) F(ncclPutSignal) F(ncclSignal) F(ncclWaitSignal) F(ncclWinGetUserPtr)
 
 #endif

@@ -67,28 +67,28 @@ enum {                /* attributes */
 
 /* Calls a function of the cuDNN that PyTorch has loaded. Its CUDA runtime asks for tables of the
  * driver that it can do without, so that refusals are not reported. */
-#define REAL(name, parameters, arguments)                                              \
-    static int real_##name parameters {                                                \
-        void *library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);              \
-        int(*real) parameters = library ? dlsym(library, "cudnnBackend" #name) : NULL; \
-        if (!real) return null_refuse("cudnnBackend" #name);                           \
-        is_quiet = true;                                                               \
-        int code = real arguments;                                                     \
-        is_quiet = false;                                                              \
-        return code;                                                                   \
+#define REAL(name, parameters, arguments)                                      \
+    static int real_##name parameters {                                        \
+        void *library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);      \
+        int(*real) parameters = library ? dlsym(library, "cudnn" #name) : NULL; \
+        if (!real) return null_refuse("cudnn" #name);                          \
+        is_quiet = true;                                                       \
+        int code = real arguments;                                             \
+        is_quiet = false;                                                      \
+        return code;                                                           \
     }
 
-REAL(CreateDescriptor, (int type, Descriptor *made), (type, made))
-REAL(DestroyDescriptor, (Descriptor descriptor), (descriptor))
-REAL(Finalize, (Descriptor descriptor), (descriptor))
-REAL(SetAttribute,
+REAL(BackendCreateDescriptor, (int type, Descriptor *made), (type, made))
+REAL(BackendDestroyDescriptor, (Descriptor descriptor), (descriptor))
+REAL(BackendFinalize, (Descriptor descriptor), (descriptor))
+REAL(BackendSetAttribute,
      (Descriptor descriptor, int name, int type, int64_t count, const void *values),
      (descriptor, name, type, count, values))
-REAL(GetAttribute,
+REAL(BackendGetAttribute,
      (Descriptor descriptor, int name, int type, int64_t room, int64_t *count, void *values),
      (descriptor, name, type, room, count, values))
 
-SAME(cudnnBackendDestroyDescriptor, real_DestroyDescriptor)
+SAME(cudnnBackendDestroyDescriptor, real_BackendDestroyDescriptor)
 
 EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor *made) {
     if (type == CONVOLUTION)
@@ -96,7 +96,7 @@ EXPORT int cudnnBackendCreateDescriptor(int type, Descriptor *made) {
                     "convolutions may take larger workspaces than cuDNN states without a GPU: "
                     "PyTorch's own allocator has reserved up to a quarter more",
                     NULL, 0);
-    return real_CreateDescriptor(type, made);
+    return real_BackendCreateDescriptor(type, made);
 }
 
 /* Returns the descriptor of the GPU; NULL: cuDNN does not know such a GPU. */
@@ -119,9 +119,9 @@ static Descriptor device_descriptor(void) {
         null.name, 100 * of[75] + 10 * of[76], null.cuda, of[16], (unsigned long long)null.total,
         of[8], of[97], of[111], of[12], of[82], of[1], of[39], of[106], of[10], of[38], of[13],
         of[36], of[5], of[6], of[7], of[2], of[3], of[4]);
-    int code = real_CreateDescriptor(DEVICE, &made);
-    if (!code) code = real_SetAttribute(made, DEVICE_JSON, TYPE_CHAR, length, json);
-    if (!code) code = real_Finalize(made);
+    int code = real_BackendCreateDescriptor(DEVICE, &made);
+    if (!code) code = real_BackendSetAttribute(made, DEVICE_JSON, TYPE_CHAR, length, json);
+    if (!code) code = real_BackendFinalize(made);
     return code ? NULL : (kept = made);
 }
 
@@ -139,28 +139,70 @@ EXPORT int cudnnBackendSetAttribute(Descriptor descriptor, int name, int type, i
     if (wanted) {
         Descriptor device = device_descriptor();
         if (!device) return null_refuse("cudnnBackendSetAttribute");
-        code = real_SetAttribute(descriptor, wanted, TYPE_DESCRIPTOR, 1, &device);
+        code = real_BackendSetAttribute(descriptor, wanted, TYPE_DESCRIPTOR, 1, &device);
     }
     if (name == PLAN_CONFIG) {
         int64_t found;
         Descriptor config = *(const Descriptor *)values;
         plan = descriptor;
-        code = real_GetAttribute(config, CONFIG_WORKSPACE, TYPE_INT64, 1, &found, &plan_workspace);
+        code = real_BackendGetAttribute(config, CONFIG_WORKSPACE, TYPE_INT64, 1, &found, &plan_workspace);
     }
-    return code ? code : real_SetAttribute(descriptor, name, type, count, values);
+    return code ? code : real_BackendSetAttribute(descriptor, name, type, count, values);
 }
 
 EXPORT int cudnnBackendFinalize(Descriptor descriptor) {
-    return descriptor == plan ? 0 : real_Finalize(descriptor);
+    return descriptor == plan ? 0 : real_BackendFinalize(descriptor);
 }
 
 EXPORT int cudnnBackendGetAttribute(Descriptor descriptor, int name, int type, int64_t room,
                                     int64_t *count, void *values) {
     if (descriptor != plan || name != PLAN_WORKSPACE)
-        return real_GetAttribute(descriptor, name, type, room, count, values);
+        return real_BackendGetAttribute(descriptor, name, type, room, count, values);
     if (count) *count = 1;
     *(int64_t *)values = plan_workspace;
     return 0;
+}
+
+/* ---- cuDNN: recurrent networks ----
+ *
+ * Descriptors and sizes are NVIDIA's, whose functions PyTorch calls where none is defined here. They
+ * read no more of a handle than zeros, and state sizes of any GPU.
+ */
+
+EXPORT int cudnnCreate(void **handle) {
+    static char zeros[1 << 20];
+    *handle = zeros;
+    return 0;
+}
+
+REAL(SetDropoutDescriptor,
+     (Descriptor dropout, void *handle, float rate, void *states, size_t size, uint64_t seed),
+     (dropout, handle, rate, states, size, seed))
+REAL(GetRNNTempSpaceSizes,
+     (void *handle, Descriptor rnn, int training, Descriptor data, size_t *workspace,
+      size_t *reserve),
+     (handle, rnn, training, data, workspace, reserve))
+
+/* A kernel would write the states. */
+EXPORT int cudnnSetDropoutDescriptor(Descriptor dropout, void *handle, float rate, void *states,
+                                     size_t size, uint64_t seed) {
+    return real_SetDropoutDescriptor(dropout, handle, rate, NULL, 0, seed);
+}
+
+SAME(cudnnRestoreDropoutDescriptor, cudnnSetDropoutDescriptor)
+
+/* 24 bytes for each thread that the GPU holds, as on an H200. */
+SIMPLE(cudnnDropoutGetStatesSize, (void *handle, size_t *size),
+       *size = (size_t)null.attributes[16] * (size_t)null.attributes[39] * 24)
+
+/* It states the sizes before it fails for want of a GPU. */
+EXPORT int cudnnGetRNNTempSpaceSizes(void *handle, Descriptor rnn, int training, Descriptor data,
+                                     size_t *workspace, size_t *reserve) {
+    *workspace = 0;
+    real_GetRNNTempSpaceSizes(handle, rnn, training, data, workspace, reserve);
+    null_report(NULL_ASSUMED, "workspaces of recurrent layers are taken as those of an H200", NULL,
+                0);
+    return *workspace ? 0 : null_refuse("cudnnGetRNNTempSpaceSizes");
 }
 
 /* ---- NCCL: a communicator knows its rank and their number, and reaches none of them ---- */
