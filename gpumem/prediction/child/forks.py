@@ -90,11 +90,12 @@ def choose(
     """Keep one of two answers: of a run, and of the same with integers computed beside.
 
     Computing moves PyTorch's reserved peak a little. So the first one is kept if it came to its end
-    and all integers are zero, as the stand-ins are.
+    and all integers are zero, as the stand-ins are, or both have the same live peak.
     """
     paths = [path_of_answer(each, allocator, value) for each in (order, beside)]
     before, after = map(read, paths)
     differs = after["integers"][1] and after["end"] != "failed"
+    differs = differs and any(before.get(key) != after[key] for key in ("end", "steps", "live"))
     if differs or before["end"] not in ("script", "steps", "until", "memory"):
         os.replace(f"{paths[1]}.out", f"{paths[0]}.out")
         if allocator == order["recorded"] and os.path.exists(beside["recording"]):
