@@ -24,6 +24,9 @@ MAX_DRAWN = 1 << 28
 said: dict[str, None] = {}
 """The notices."""
 
+_NOT_FILLED = "large parameters on the CPU are not filled"
+_OTHERS = "random numbers after those of large parameters are others"
+
 _saved: dict[str, str] = {}  # files in place of those that the script wrote, by their paths
 _unknown: dict[int, Any] = {}  # weak references to storages with unknown values, by address
 _kept: list[Any] = []
@@ -167,7 +170,7 @@ def _follow_parameters(torch: Any) -> None:
         count = tensor.numel() + (block if tensor.numel() % block else 0)
         drawn += count
         if drawn > MAX_DRAWN:
-            said["random numbers after those of large parameters are others"] = None
+            said[_OTHERS] = None
             return
         values = torch.empty(min(count, 1 << 16), dtype=tensor.dtype)
         for begin in range(0, count, len(values)):
@@ -176,7 +179,7 @@ def _follow_parameters(torch: Any) -> None:
     def fill(block: int, kernel: Any, keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_unknown(self):
             return kernel.call_boxed(keys, self, *args, **kwargs)
-        said["large parameters on the CPU are not filled"] = None
+        said[_NOT_FILLED] = None
         if block:
             draw(self, block, kwargs.get("generator"))
         return self
@@ -191,7 +194,7 @@ def _follow_parameters(torch: Any) -> None:
 
     def fill_truncated(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if is_unknown(tensor):
-            tensor.detach().uniform_(generator=kwargs.get("generator"))
+            said[_NOT_FILLED] = said[_OTHERS] = None  # it draws until all values are within bounds
             return tensor
         return truncate(tensor, *args, **kwargs)
 
