@@ -18,6 +18,7 @@ NOT_OVER_THE_NULL_CUDA = {
     "tensors_for_the_other_allocator": "memory is not shared with other processes",
     "with_ddp": "parameters' shapes are compared by values on the GPU, with those of other ranks",
     "max_autotune": "its result is compared on the GPU",
+    "pinned_memory_alone_is_right": "its results are compared on the GPU",
 }
 """Parts of tests' names, with the reasons."""
 
