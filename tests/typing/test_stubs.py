@@ -17,7 +17,6 @@ ROOT = HERE.parents[1]
 OF_LIBRARIES = {
     "cupy": r"gpumem\.integrations\.cupy\._errors",
     "numba": r"gpumem\.integrations\.numba\._manager",
-    "torch": r"gpumem\.prediction\.child\._values",
 }
 
 

@@ -21,8 +21,10 @@ def be_alone(library: ctypes.CDLL) -> None:
     """
     import torch.nn.parallel.distributed as data_parallel
     from torch import distributed
-    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch._C import _distributed_c10d
     from torch.distributed import distributed_c10d
+
+    alone: Any = _distributed_c10d.FakeProcessGroup
 
     def store(*_: object, **__: object) -> Any:
         return distributed.HashStore()
@@ -33,10 +35,10 @@ def be_alone(library: ctypes.CDLL) -> None:
         def __call__(cls, _: object, rank: int, size: int, **__: object) -> Any:
             text = b"values of other ranks are taken as those of rank 0"
             library.null_report(ASSUMED, text, None, 0)
-            return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+            return alone._create_internal(rank, size, alone.Options())
 
         def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, FakeProcessGroup)
+            return isinstance(instance, alone)
 
     def refuse(name: str, *_: object, **__: object) -> NoReturn:
         library.null_refuse(name.encode())
@@ -47,7 +49,7 @@ def be_alone(library: ctypes.CDLL) -> None:
 
     vars(sys.modules["torch.distributed.rendezvous"])["_create_c10d_store"] = store
     distributed_c10d.ProcessGroupGloo = OfGloo("ProcessGroupGloo", (), {})
-    FakeProcessGroup._set_sequence_number_for_group = skip
+    alone._set_sequence_number_for_group = skip
     distributed_c10d._store_based_barrier = skip
     data_parallel._verify_param_shape_across_processes = skip
     for name in _REFUSED:
