@@ -44,11 +44,19 @@ def names(refused):
 MIB = 1 << 20
 """
 
+# Without Python's finalization: a thread of PyTorch's autograd may still release Python's objects
+# of its last pass then, and before 3.14 Python ends such a thread, which C++ answers with abort().
+END = """
+import os
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count: int = 1) -> str:
     """Run a script that has the null CUDA as `cuda`; returns what it printed."""
     device = device_of(gpu("h100", memory), cuda, count)
-    done = run(BEGIN + textwrap.dedent(script), str(library()), json.dumps(device))
+    done = run(BEGIN + textwrap.dedent(script) + END, str(library()), json.dumps(device))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
