@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 cimport cython
+from cpython.dict cimport PyDict_GetItem
 from cpython.long cimport PyLong_AsSsize_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -472,11 +473,14 @@ cdef class MemoryResource(ResourceBase):
 
 cdef enum:
     MAX_ALIGNMENT = 1 << 21    # bytes
+    MAX_TEXTS = 256            # sizes as texts that are not parsed again
+
+cdef dict sizes_of_texts = {}    # bytes by text, at most MAX_TEXTS
 
 cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1:
     cdef Py_ssize_t size
     if type(nbytes) is not int:
-        nbytes = whole_bytes("nbytes", nbytes)
+        nbytes = size_of_text(nbytes) if type(nbytes) is str else whole_bytes("nbytes", nbytes)
     try:
         size = PyLong_AsSsize_t(nbytes)
     except OverflowError:
@@ -484,6 +488,16 @@ cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1:
     if size < 0:
         raise ValueError(f"invalid nbytes = {nbytes}: expected 0 or more bytes")
     return size
+
+
+cdef object size_of_text(object text):
+    cdef PyObject* known = PyDict_GetItem(sizes_of_texts, text)
+    if known != NULL:
+        return <object>known
+    cdef object nbytes = whole_bytes("nbytes", text)
+    if len(sizes_of_texts) < MAX_TEXTS:
+        sizes_of_texts[text] = nbytes
+    return nbytes
 
 
 cdef int refuse_absurd(object nbytes, object resource) except -2:

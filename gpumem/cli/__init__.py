@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 
 import click
 
 import gpumem
 from gpumem._support.texts import visible
-from gpumem.cli.bench import bench
-from gpumem.cli.completion import completion
-from gpumem.cli.demo import demo
-from gpumem.cli.info import info
-from gpumem.cli.peak import show_peak
-from gpumem.cli.plan import plan
-from gpumem.cli.predict import predict
-from gpumem.cli.replay import replay
-from gpumem.cli.report import report
-from gpumem.cli.run import run
-from gpumem.cli.top import top
 from gpumem.errors import ConfigError, GpumemError, TraceError
 
 __all__ = ["commands", "main"]
@@ -34,7 +24,39 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 
 
+COMMANDS = {
+    "info": "info",
+    "run": "run",
+    "predict": "predict",
+    "replay": "replay",
+    "report": "report",
+    "peak": "show_peak",
+    "plan": "plan",
+    "top": "top",
+    "bench": "bench",
+    "demo": "demo",
+    "completion": "completion",
+}
+"""Modules of this package, each with its function."""
+
+
+class Commands(Mapping[str, click.Command]):
+    """The subcommands by name; the module of one is imported at its first use."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        function = COMMANDS[name]
+        command: click.Command = getattr(import_module(f"{__name__}.{name}"), function)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
 @click.group(
+    commands=Commands(),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -44,23 +66,6 @@ def commands(context: click.Context) -> None:
     """One memory layer beneath every Python GPU library."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-COMMANDS = (
-    info,
-    run,
-    predict,
-    replay,
-    report,
-    show_peak,
-    plan,
-    top,
-    bench,
-    demo,
-    completion,
-)
-for command in COMMANDS:
-    commands.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.child import run
 from helpers.torch_snapshots import entry, snapshot_file
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,16 @@ def test_help_names_every_command(gpumem_command):
     assert (code, err) == (0, "")
     for name in ("info", "run", "replay", "report", "plan", "top", "bench", "demo", "completion"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
+
+
+def test_the_version_needs_no_module_of_a_command():
+    done = run("""
+        import sys
+        from gpumem.cli import main
+        main(["--version"])
+        print(*(name for name in sys.modules if name.startswith("gpumem.cli.")))
+        """)
+    assert done.stdout.splitlines() == [f"gpumem {gpumem.__version__}", ""]
 
 
 def test_version_is_printed(gpumem_command):
