@@ -14,7 +14,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+)
 
 from gpumem._support.arguments import (
     is_integer,
@@ -29,7 +40,7 @@ from gpumem._support.texts import shown, visible
 from gpumem.device import Device, MemoryInfo, _means
 from gpumem.errors import ConfigError
 
-__all__ = ["ArenaConfig", "PoolConfig"]
+__all__ = ["ArenaConfig", "ArenaSettings", "PoolConfig", "PoolSettings"]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -42,6 +53,7 @@ _PAGED_FROM = 8 * MIB
 _PAGE = 2 * MIB
 
 Parser: TypeAlias = Callable[[str, object], Any]
+_Bytes: TypeAlias = SupportsIndex | str
 
 # Compiled at the first use, and kept by `re`.
 _KEY = r"(?s)(?:(ep_factory|ep)\.([^.]+)\.)?(arena\.)?(.+)"
@@ -366,6 +378,31 @@ class _OfBacking(str):
     __slots__ = ()
 
 
+class ArenaSettings(TypedDict, total=False):
+    """Keywords of `Arena` and `ArenaConfig` for type checkers and editors."""
+
+    extend_strategy: Literal["next_power_of_two", "same_as_requested"]
+    initial_chunk_size_bytes: _Bytes
+    max_dead_bytes_per_chunk: _Bytes
+    initial_growth_chunk_size_bytes: _Bytes
+    max_power_of_two_extend_bytes: _Bytes
+    max_mem: _Bytes | None
+    use_cuda_mempool: bool
+    cuda_mempool_release_threshold: _Bytes
+    cuda_mempool_bytes_to_keep_on_shrink: _Bytes
+    backing: Literal["auto", "regions", "virtual"]
+    split_rule: Literal["tight", "ort"]
+    stream_reuse: Literal["completed", "wait", "never"]
+    page_move_threshold: float
+    page_move_budget: float
+    oom_wait_ms: SupportsIndex
+    oom_collect_ms: SupportsIndex
+    numa_node: SupportsIndex | None
+    peers: Literal["on_use", "none"] | Iterable[Device | str]
+    sleep_keep_bytes: _Bytes
+    enable: bool
+
+
 @dataclass(frozen=True)
 class ArenaConfig(_Settings):
     """How an arena grows, splits and shares.
@@ -460,7 +497,7 @@ class ArenaConfig(_Settings):
     1048576
     """
 
-    extend_strategy: str = _setting(
+    extend_strategy: Literal["next_power_of_two", "same_as_requested"] = _setting(
         "next_power_of_two", _choice(next_power_of_two="0", same_as_requested="1")
     )
     initial_chunk_size_bytes: int = _setting(MIB, _size(1, MAX_BYTES))
@@ -471,9 +508,15 @@ class ArenaConfig(_Settings):
     use_cuda_mempool: bool = _setting(False, _boolean)
     cuda_mempool_release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
     cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
-    backing: str = _setting("auto", _choice(auto="", regions="", virtual=""))
-    split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: `_OfBacking`
-    stream_reuse: str = _setting("completed", _choice(completed="", wait="", never=""))
+    backing: Literal["auto", "regions", "virtual"] = _setting(
+        "auto", _choice(auto="", regions="", virtual="")
+    )
+    split_rule: Literal["tight", "ort"] = _setting(
+        None, _choice(tight="", ort="")
+    )  # None: `_OfBacking`
+    stream_reuse: Literal["completed", "wait", "never"] = _setting(
+        "completed", _choice(completed="", wait="", never="")
+    )
     page_move_threshold: float = _setting(0.0075, _share(1000))
     page_move_budget: float = _setting(0.01, _share(1))
     oom_wait_ms: int = _setting(1000, _integer(0, 3_600_000))
@@ -484,6 +527,10 @@ class ArenaConfig(_Settings):
     peers: str | tuple[Device, ...] = _setting("on_use", _peers)
     sleep_keep_bytes: int = _setting(0, _size(0, MAX_BYTES))
     enable: bool = _setting(True, _boolean)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Unpack[ArenaSettings]) -> None: ...
 
     _OF: ClassVar[str] = "an arena"
     _LIMIT: ClassVar[str] = "max_mem"
@@ -569,7 +616,7 @@ class ArenaConfig(_Settings):
             found |= {} if exact else {"page_move_threshold": why}
         return {name: why for name, why in found.items() if name in given}
 
-    def _of_graph_pool(self, backing: str) -> ArenaConfig:
+    def _of_graph_pool(self, backing: Literal["auto", "regions", "virtual"]) -> ArenaConfig:
         """Return the settings of a graph pool of an arena so backed, under its limit."""
         usual, paged = ArenaConfig(), backing == "virtual"
         return replace(
@@ -622,6 +669,18 @@ _POLICY_FIELDS = (
 _POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")
 
 
+class PoolSettings(TypedDict, total=False):
+    """Keywords of `DriverPool` and `PoolConfig` for type checkers and editors."""
+
+    release_threshold: _Bytes
+    bytes_to_keep_on_shrink: _Bytes
+    max_size: _Bytes | None
+    shareable: bool
+    reuse_follow_event_dependencies: bool
+    reuse_allow_opportunistic: bool
+    reuse_allow_internal_dependencies: bool
+
+
 @dataclass(frozen=True)
 class PoolConfig(_Settings):
     """How a driver's stream-ordered pool caches and reuses.
@@ -662,6 +721,10 @@ class PoolConfig(_Settings):
     reuse_follow_event_dependencies: bool = _setting(True, _boolean)
     reuse_allow_opportunistic: bool = _setting(True, _boolean)
     reuse_allow_internal_dependencies: bool = _setting(True, _boolean)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Unpack[PoolSettings]) -> None: ...
 
     _OF: ClassVar[str] = "a pool"
     _LIMIT: ClassVar[str] = "max_size"

@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final
+from typing import Literal, Protocol, SupportsIndex, TypeAlias, Unpack, final
 
 import numpy.typing as npt
 
@@ -12,7 +12,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.handle import Handle
 from gpumem._tensor.virtual import VirtualTensor
-from gpumem.config import ArenaConfig
+from gpumem.config import ArenaConfig, ArenaSettings
 from gpumem.debugging import DebugHeapOptions, HeapReport, OutstandingBlock
 from gpumem.device import Device, MemoryInfo
 from gpumem.report import Report
@@ -39,7 +39,7 @@ class Arena(MemoryResource):
         default_stream: _StreamLike = None,
         debug_heap: bool | DebugHeapOptions | Mapping[str, object] | None = None,
         name: str | None = None,
-        **settings: Any,
+        **settings: Unpack[ArenaSettings],
     ) -> None: ...
     def virtual(
         self,

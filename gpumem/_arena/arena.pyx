@@ -60,7 +60,9 @@ from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 from gpumem._arena import reports
 from gpumem._support.arguments import MISSING, refuse_keywords
 from gpumem._support.releases import on_release, release_retired
+from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import format_size
+from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, GpumemError, UnsupportedHandleTypeError
 
@@ -167,6 +169,8 @@ cdef class Arena(MemoryResource):
             slot_retain(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
         self.set_default_lookup(self.default_per_thread)
+
+    __signature__ = ClassSignature(ArenaConfig)
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None, **settings):

@@ -1,12 +1,12 @@
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, Unpack, final
 
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.handle import Handle
-from gpumem.config import PoolConfig
+from gpumem.config import PoolConfig, PoolSettings
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import PoolStats
 
@@ -28,7 +28,7 @@ class DriverPool(MemoryResource):
         count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
-        **settings: Any,
+        **settings: Unpack[PoolSettings],
     ) -> None: ...
     @classmethod
     def default(

@@ -30,6 +30,7 @@ from gpumem._resource.pool_driver cimport (
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem._support.out_of_memory import kept_mappings
+from gpumem._support.signatures import ClassSignature
 from gpumem.config import PoolConfig
 from gpumem.device import Device, devices, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -110,6 +111,8 @@ cdef class DriverPool(MemoryResource):
     A budget is charged for blocks. The driver does not report memory that it caches in addition,
     up to `release_threshold`, so no budget can refuse it; `max_size` limits it.
     """
+
+    __signature__ = ClassSignature(PoolConfig)
 
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
                  default_stream=None, name=None, **settings):

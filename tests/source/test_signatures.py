@@ -1,12 +1,15 @@
 """`inspect.signature` of every public class, compiled or not."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
+from typing import is_typeddict
 
 import pytest
 
 import gpumem
+from gpumem.config import ArenaSettings, PoolSettings
 
 
 def public_classes():
@@ -36,7 +39,7 @@ def is_made_by_others(kind):
 def test_every_public_class_has_a_signature_or_is_made_by_others():
     lacking = []
     for kind, name in public_classes().items():
-        if issubclass(kind, BaseException):
+        if issubclass(kind, BaseException) or is_typeddict(kind):
             continue  # as Python's own
         try:
             inspect.signature(kind)
@@ -49,11 +52,6 @@ def test_every_public_class_has_a_signature_or_is_made_by_others():
 @pytest.mark.parametrize(
     ("kind", "signature"),
     [
-        (
-            gpumem.Arena,
-            "(memory, config=None, *, source=None, budget=None, count='reserved', "
-            "default_stream=None, debug_heap=None, name=None, **settings)",
-        ),
         (gpumem.Budget, "(limit, *, soft=None, parent=None, name=None, on_pressure=None)"),
         (gpumem.MemoryResource, "(memory, *, name=None, budget=None, count='reserved')"),
         (gpumem.Stream, "(device)"),
@@ -62,6 +60,22 @@ def test_every_public_class_has_a_signature_or_is_made_by_others():
 )
 def test_signature_of_a_compiled_class_is_that_of_its_constructor(kind, signature):
     assert str(inspect.signature(kind)) == signature
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "settings", "own"),
+    [
+        (gpumem.Arena, gpumem.ArenaConfig, ArenaSettings, ["memory", "config", "source"]),
+        (gpumem.DriverPool, gpumem.PoolConfig, PoolSettings, ["device", "config", "handle"]),
+    ],
+)
+def test_editors_and_checkers_know_every_setting(kind, config, settings, own):
+    fields = [each.name for each in dataclasses.fields(config)]
+    assert [*settings.__annotations__] == fields
+    named = inspect.signature(kind).parameters
+    assert [*named][: len(own)] == own
+    assert [*named][-len(fields) :] == fields
+    assert all(named[each].kind is inspect.Parameter.KEYWORD_ONLY for each in fields)
 
 
 WHERE = "memory=None, resource=None, environment=None, stream=None, shareable=False)"

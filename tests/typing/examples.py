@@ -7,6 +7,8 @@ import numpy as np
 import gpumem
 
 arena = gpumem.Arena("host", {"arena.max_mem": "1048576"}, name="example")
+gpumem.Arena("host", max_mem="1GiB", backing="regions", numa_node=None, peers=["cuda:1"])
+gpumem.DriverPool("cuda:0", gpumem.PoolConfig(max_size=1 << 30), release_threshold="64MiB")
 assert_type(arena, gpumem.Arena)
 assert_type(arena.memory, gpumem.MemoryInfo)
 assert_type(arena.config, gpumem.ArenaConfig)

@@ -59,6 +59,34 @@ def test_typed_examples_pass_strict_mypy(strict_cache):
     run_mypy(strict_cache, "mypy", "--strict", "--warn-unused-ignores", examples)
 
 
+REFUSED = (
+    'gpumem.Arena("host", max_memory="1GiB")',
+    'gpumem.Arena("host", max_mem=1.5)',
+    'gpumem.Arena("host", backing="pages")',
+    'gpumem.ArenaConfig(oom_wait_ms="long")',
+    'gpumem.ArenaConfig(enable="no")',
+    'gpumem.DriverPool("cuda:0", max_mem="1GiB")',
+    'gpumem.DriverPool("cuda:0", max_size=b"1GiB")',
+    'gpumem.PoolConfig(shareable="yes")',
+)
+
+
+def test_wrong_settings_are_refused_by_the_checker(tmp_path, strict_cache):
+    settings = tmp_path / "settings.py"
+    settings.write_text("\n".join(["import gpumem", *REFUSED, ""]))
+    found = python(
+        "-m",
+        "mypy",
+        "--strict",
+        settings,
+        cwd=ROOT,
+        env={"MYPY_CACHE_DIR": str(strict_cache)},
+        status=1,
+    )
+    lines = {int(each.split(":")[1]) for each in found.stdout.splitlines() if "error:" in each}
+    assert lines == {*range(2, 2 + len(REFUSED))}, found.stdout
+
+
 def test_every_name_of_the_package_is_known_to_the_checker(tmp_path, strict_cache):
     uses = tmp_path / "uses.py"
     names = [name for name in dir(gpumem) if not name.startswith("_")]
