@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from gpumem._arena.arena import Arena
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.pool import DriverPool
+from gpumem._support.arguments import MISSING, refuse
 from gpumem._support.contexts import ContextBlock, Link, Opened, opened_values
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind, default_device
@@ -111,7 +112,8 @@ def _key_of(memory: MemoryInfo | Device | str) -> _Key:
 
 
 def set_default_resource(
-    memory: MemoryInfo | Device | str, resource: MemoryResource | None
+    memory: MemoryInfo | Device | str | MemoryResource,
+    resource: MemoryResource | None = MISSING,  # type: ignore[assignment]
 ) -> None:
     """Set the default resource of a memory, in every thread and from now on.
 
@@ -120,7 +122,8 @@ def set_default_resource(
     Parameters
     ----------
     memory : MemoryInfo, Device or str
-        The memory served; its alignment and name play no part.
+        The memory served; its alignment and name play no part. May be left out: a resource alone
+        serves its own memory.
     resource : MemoryResource or None
         A resource of that memory. None: an `Arena` with default settings, made at the next use.
 
@@ -134,9 +137,15 @@ def set_default_resource(
     Examples
     --------
     >>> import gpumem
-    >>> gpumem.set_default_resource("host", gpumem.Arena("host", {"max_mem": 1 << 30}))
+    >>> gpumem.set_default_resource(gpumem.Arena("host", max_mem="1GiB"))
     >>> gpumem.set_default_resource("host", None)
     """
+    if isinstance(memory, MemoryResource):
+        if resource is not MISSING:
+            refuse("memory", memory, "a memory, or a resource alone")
+        resource, memory = memory, memory.memory
+    elif resource is MISSING:
+        raise TypeError(f"set_default_resource({memory!r}): resource is missing, such as an Arena")
     key = _key_of(memory)
     if resource is not None:
         _require_resource(resource)

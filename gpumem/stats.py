@@ -109,9 +109,13 @@ class Stats:
     def _repr_html_(self) -> str:
         rows = {
             name: f"{value:,}" if name.startswith(_COUNTS) else format_size(value)
-            for name, value in asdict(self).items()
+            for name, value in self.as_dict().items()
         }
         return html_table(f"gpumem.{type(self).__name__}", rows)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counters by name, which can be written as JSON."""
+        return asdict(self)
 
     @property
     def total_allocated(self) -> int:

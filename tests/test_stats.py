@@ -1,5 +1,7 @@
 """The counters of an arena, and ONNX Runtime's names for them."""
 
+import json
+
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,6 +29,13 @@ def test_stats_and_shrink_reports_are_short_and_tables_in_notebooks(make_arena):
     assert "&lt;cache&gt;" in arena._repr_html_()
     buffer.close()
     assert "0 B in use" in repr(arena), "without what the thread has cached"
+
+
+def test_stats_are_a_dict_that_json_takes(arena):
+    stats = arena.stats()
+    values = json.loads(json.dumps(stats.as_dict()))
+    assert values["reserved"] == stats.reserved
+    assert type(stats)(**values) == stats
 
 
 def test_stats_have_every_onnx_runtime_key_as_decimal_text(arena):

@@ -577,6 +577,15 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return "virtual" if arena_is_paged(self.core) else "regions"
 
     @property
+    def limit(self):
+        """Bytes that the arena may hold, None without a limit; may be set, as by `set_limit`."""
+        return self.stats().limit or None
+
+    @limit.setter
+    def limit(self, value):
+        self.set_limit(0 if value is None else value)
+
+    @property
     def is_arena(self):
         """True: it sub-allocates and can be shrunk."""
         return True

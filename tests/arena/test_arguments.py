@@ -254,6 +254,18 @@ def test_memory_with_an_alignment_beyond_two_mebibytes_is_refused(make):
         make(gpumem.MemoryInfo("host", alignment=1 << 22))
 
 
+def test_limit_of_an_arena_is_read_and_set(make_arena):
+    arena = make_arena({"max_mem": "64MiB"})
+    assert arena.limit == 64 << 20
+    arena.limit = "32MiB"
+    assert arena.limit == arena.stats().limit == 32 << 20
+    with pytest.raises(ValueError, match="invalid nbytes = -1"):
+        arena.limit = -1
+    assert arena.limit == 32 << 20
+    arena.limit = None
+    assert arena.limit is None
+
+
 def test_sizes_may_be_texts_with_a_unit(make_arena):
     arena = make_arena({"max_mem": "64MiB"})
     for _ in range(2):  # the second is not parsed again

@@ -79,6 +79,20 @@ def test_default_set_inside_using_resource_serves_after_it(arenas):
     assert serving() is not second
 
 
+def test_a_resource_alone_serves_its_memory(arenas):
+    default = serving()
+    gpumem.set_default_resource(arenas[0])
+    try:
+        assert serving() is arenas[0]
+    finally:
+        gpumem.set_default_resource("host", default)
+    with pytest.raises(TypeError, match="expected a memory, or a resource alone"):
+        gpumem.set_default_resource(arenas[0], arenas[1])
+    with pytest.raises(TypeError, match=r"set_default_resource\('host'\): resource is missing"):
+        gpumem.set_default_resource("host")
+    assert serving() is default
+
+
 def test_using_resource_is_per_thread(arenas):
     default = serving()
     seen: dict[int, list] = {}
