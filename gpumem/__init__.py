@@ -38,9 +38,12 @@ from gpumem._tensor import (
     asarray,
     copy,
     empty,
+    empty_like,
     from_dlpack,
     full,
+    ones,
     zeros,
+    zeros_like,
 )
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
@@ -116,15 +119,18 @@ __all__ = [
     "devices",
     "driver_status",
     "empty",
+    "empty_like",
     "from_dlpack",
     "full",
     "get_default_resource",
     "get_include",
+    "ones",
     "predict",
     "set_default_resource",
     "using_resource",
     "vary",
     "zeros",
+    "zeros_like",
 ]
 
 

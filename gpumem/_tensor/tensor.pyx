@@ -388,6 +388,21 @@ cdef class Tensor:
             return self
         return tensor_copy(self, resource_beside(self), stream, 0)
 
+    def copy(self, stream=None):
+        """Return a copy of its elements in the same memory, in C order.
+
+        The argument is that of `contiguous`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros((2, 3), "int16", memory="host")
+        >>> copied = tensor.T.copy()
+        >>> copied.shape, copied.ptr == tensor.ptr
+        ((3, 2), False)
+        """
+        return tensor_copy(self, resource_beside(self), stream, 0)
+
     def to(self, memory, stream=None, copy=None):
         """Return the elements in another memory; itself where that is the same for its readers.
 
