@@ -5,6 +5,7 @@ documents of the root by the same paths as in the tree.
 """
 
 import importlib
+import re
 
 from sphinx.util import logging
 
@@ -31,6 +32,8 @@ myst_heading_anchors = 3
 default_role = "py:obj"  # in docstrings; a name that is not public stays plain text
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# Classes describe what they inherit from gpumem's own classes, but not from Python's.
+autodoc_default_options = {"inherited-members": "BaseException, tuple, dict, int, Enum, Mapping"}
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 html_theme = "furo"
@@ -52,7 +55,7 @@ def skip_what_the_top_documents(app, what, name, member, skip, options):
 
 
 def require_every_public_name(app, env):
-    """Warn of public names without a description."""
+    """Warn of public names, and of members of public classes, without a description."""
     described = env.domains.python_domain.objects
     for module in [name for name, each in described.items() if each.objtype == "module"]:
         for name in importlib.import_module(module).__all__:
@@ -64,9 +67,60 @@ def require_every_public_name(app, env):
             }
             if not names & described.keys():
                 logging.getLogger(__name__).warning("%s.%s is not described", module, name)
+            if isinstance(member, type):
+                for lacking in undescribed_members(member, described):
+                    logging.getLogger(__name__).warning("%s of %s is not described", lacking, name)
+
+
+def undescribed_members(kind, described):
+    """Return the public members of a class that have no entry and are not in its attributes."""
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "gpumem"]
+    members = {name for each in own for name in vars(each) if not name.startswith("_")}
+    entries = [name for name in described if name.rpartition(".")[2] == kind.__name__]
+    texts = "\n".join(each.__doc__ or "" for each in own)
+    return sorted(
+        member
+        for member in members
+        if not any(f"{entry}.{member}" in described for entry in entries)
+        and not re.search(rf"^ *(\w+, )*{member}(, \w+)*( :|$)", texts, re.M)
+    )
+
+
+# Words that readers type into the search box, by page: index entries come first in its results.
+SEARCHED = {
+    "docs/where_memory_goes": ["out of memory", "memory leak", "fragmentation"],
+    "docs/tenants": ["limit gpu memory", "memory limit"],
+    "docs/several_gpus": ["multiple gpus", "multi gpu"],
+    "docs/will_it_fit": ["estimate memory", "memory estimate", "predict memory"],
+    "docs/host_memory": ["pinned memory", "host memory killed", "oom killer"],
+    "docs/host_device": ["unit tests without gpu", "mock cuda", "cpu only"],
+    "docs/beyond_one_process": ["share gpu between processes"],
+    "docs/sleep": ["sleep offload weights rlhf", "offload weights"],
+    "docs/frameworks": ["rmm pool", "cupy", "numba"],
+}
+
+
+def add_index_entries(app, page, source):
+    """Enter the words of `SEARCHED` below the title of their page."""
+    if page in SEARCHED:
+        title, rest = source[0].split("\n", 1)
+        entries = ", ".join(f"! {words}" for words in SEARCHED[page])  # "!": before other results
+        source[0] = f"{title}\n\n```{{index}} {entries}\n```\n{rest}"
+
+
+def keep_for_contributors(app, env):
+    """Leave pages of measurements and of contributors out of the search, and out of navigation."""
+    for page in env.found_docs:
+        if page.startswith(("bench/", "gpumem/", "tests/")) or page in (
+            "CONTRIBUTING",
+            "CHANGELOG",
+        ):
+            env.metadata[page] |= {"nosearch": True, "orphan": True}
 
 
 def setup(app):
     """Connect the functions above."""
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
+    app.connect("source-read", add_index_entries)
+    app.connect("env-updated", keep_for_contributors)
     app.connect("env-check-consistency", require_every_public_name)

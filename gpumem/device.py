@@ -43,6 +43,12 @@ _MAX_DIGITS = 4  # of a device's index
 class Capability:
     """Whether something is supported and, if not, why; its truth value is the answer.
 
+    Attributes
+    ----------
+    supported : bool
+    reason : str
+        Why not; empty if it is supported.
+
     Examples
     --------
     >>> import gpumem

@@ -83,6 +83,11 @@ cdef class Buffer:
     frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
     have ended, too.
 
+    Attributes
+    ----------
+    resource : MemoryResource
+        The allocator that made it.
+
     Examples
     --------
     >>> import gpumem

@@ -81,6 +81,11 @@ cdef class ExternalAllocator(MemoryResource):
     name : str, optional
         Name used in error messages and reports.
 
+    Attributes
+    ----------
+    callbacks : tuple
+        `alloc`, `free` and `empty_cache`, as they were given.
+
     Raises
     ------
     ConfigError

@@ -110,6 +110,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
     gpumem.Tensor: {
         "as_read_only": lambda it, world: it.as_read_only(),
         "contiguous": lambda it, world: it[::2].contiguous(),
+        "copy": lambda it, world: it.copy(),
         "export_as": lambda it, world: it.export_as("cpu"),
         "fill": lambda it, world: it.fill(0),
         "item": lambda it, world: it[:1].item(),

@@ -75,6 +75,11 @@ cdef class Timeline:
     Safe to use from many threads. A timeline that is dropped while streams still use it is released
     by a later call of gpumem.
 
+    Attributes
+    ----------
+    device : Device or None
+        Its streams are of this device; None: of any.
+
     Examples
     --------
     >>> import gpumem
