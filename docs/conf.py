@@ -88,15 +88,17 @@ def undescribed_members(kind, described):
 
 # Words that readers type into the search box, by page: index entries come first in its results.
 SEARCHED = {
-    "docs/where_memory_goes": ["out of memory", "memory leak", "fragmentation"],
+    "docs/where_memory_goes": ["out of memory", "memory leak"],
+    "docs/pytorch": ["fragmentation", "expandable segments"],
     "docs/tenants": ["limit gpu memory", "memory limit"],
     "docs/several_gpus": ["multiple gpus", "multi gpu"],
     "docs/will_it_fit": ["estimate memory", "memory estimate", "predict memory"],
     "docs/host_memory": ["pinned memory", "host memory killed", "oom killer"],
-    "docs/host_device": ["unit tests without gpu", "mock cuda", "cpu only"],
+    "docs/tests_without_gpu": ["unit tests without gpu", "mock cuda", "cpu only"],
     "docs/beyond_one_process": ["share gpu between processes"],
     "docs/sleep": ["sleep offload weights rlhf", "offload weights"],
-    "docs/frameworks": ["rmm pool", "cupy", "numba"],
+    "docs/coming_from": ["migrate from rmm", "rmm pool", "cupy memory pool"],
+    "docs/works_with": ["docker", "conda", "jupyter", "tensorflow", "vllm", "sglang", "tensorrt"],
 }
 
 
@@ -109,7 +111,7 @@ def add_index_entries(app, page, source):
 
 
 def keep_for_contributors(app, env):
-    """Leave pages of measurements and of contributors out of the search, and out of navigation."""
+    """Leave pages of measurements and of contributors out of search and navigation."""
     for page in env.found_docs:
         if page.startswith(("bench/", "gpumem/", "tests/")) or page in (
             "CONTRIBUTING",
