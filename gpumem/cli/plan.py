@@ -276,8 +276,9 @@ def _show(console: Console, facts: dict[str, Any], placement: Placement, made: M
         rows.add_row(str(memory), peak, bound, block.strategy)
     console.print(rows)
     facts_at_end = {"peak": format_size(made.peak_bytes)}
-    if made.unplanned:
-        facts_at_end["size only known in a run"] = ", ".join(made.unplanned)
+    if made.unplanned or made.uncounted:
+        unknown = ", ".join((*made.unplanned, *made.uncounted))
+        facts_at_end["size only known in a run"] = unknown
     console.print(pairs(facts_at_end))
     for sentence in _MEANINGS:
         console.print(sentence, style="dim")

@@ -205,7 +205,20 @@ def test_verify_finds_a_result_over_an_input_that_a_fold_still_reads():
     third = next(each for each in plan.places if each.value.name == "c")
     plan.reuses = {tenant: Reuse("in_place", third)}
     plan.places[tenant] = plan.places[third]
-    with pytest.raises(ModelGraphError, match=r"y.* lies over .*c.*Sum.* may read"):
+    with pytest.raises(ModelGraphError, match=r"y.* lies over .*c.*Sum.* not allow"):
+        plan.verify()
+
+
+@pytest.mark.parametrize(("source", "offset"), [("a", 0), ("b", 0), ("b", 256)])
+def test_verify_finds_a_result_that_is_declared_a_view(source, offset):
+    """Of an operator that computes; of another input than the first; at another offset."""
+    kind = "Reshape" if source == "b" and not offset else "MatMul"
+    plan = on_host(last_reader("Reshape" if offset else kind, "ab"), in_place=False)
+    tenant, viewed = (next(t for t in plan.places if t.value.name == n) for n in ("y", source))
+    plan.reuses = {tenant: Reuse("view", viewed)}
+    place = plan.places[viewed]
+    plan.places[tenant] = dataclasses.replace(place, offset=place.offset + offset)
+    with pytest.raises(ModelGraphError, match=r"y.* lies over .*not allow"):
         plan.verify()
 
 
@@ -303,7 +316,7 @@ def test_values_of_a_body_lie_beside_the_nodes_inputs():
     builder.node("If", ["x"], [builder.value("y", "uint8", (512,))], bodies=bodies)
     plan = on_host(builder.build(["y"]))
     assert plan.offsets.keys() == {"x", "y", "y/bodies"}
-    assert plan.lower_bound_bytes == 512 + 512 + (1024 + 512)
+    assert plan.lower_bound_bytes == 512 + 512 + 1024  # the If's output is that of the branch
     assert plan.verify()
 
 

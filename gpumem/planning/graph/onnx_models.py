@@ -14,6 +14,7 @@ from gpumem._support.files import open_regular
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph.expansion import bodies_of, require_bounded
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
+from gpumem.planning.graph.loops import completed
 
 # A tensor's name, dtype and shape; None if the model lacks them.
 Described: TypeAlias = tuple[str, Any, Any]
@@ -42,7 +43,10 @@ def read_model(
     proto = _inlined(proto)
     _tidy(proto.graph)
     _correct(proto)
-    return _graph(_inferred(proto), None), _trouble(proto)
+    nodes = (node for graph in _graphs_of(proto.graph) for node in graph.node)
+    has_loops = any(node.op_type == "Loop" for node in nodes)
+    inferred = completed(proto, _inferred) if has_loops else _inferred(proto)
+    return _graph(inferred, None), _trouble(proto)
 
 
 def _load(model: Any, settings: Mapping[str, object]) -> Any:

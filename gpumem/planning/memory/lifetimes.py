@@ -6,12 +6,13 @@ reads it, both included. Inputs live from the first step; outputs live until aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumem.device import MemoryInfo
-from gpumem.planning.assignment.copies import HOST, CopyPlan
+from gpumem.planning.assignment.copies import HOST, CopyPlan, plan_copies
+from gpumem.planning.assignment.partitioning import partition
 from gpumem.planning.assignment.placement import Step
 from gpumem.planning.graph import ModelGraph, Node, Value
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounded
@@ -36,6 +37,7 @@ ELEMENTWISE = frozenset((
 OVER_EITHER = frozenset({"Add", "Div", "Mul", "Sub"})
 
 RUN_ONE_BODY = frozenset({"If"})  # operators that run only one of their bodies
+REPEATING = frozenset({"Loop", "Scan"})  # operators that run their body once for each iteration
 
 
 class Tenant(NamedTuple):
@@ -75,6 +77,8 @@ class Lifetimes:
         Values of a size that is only known when the graph runs.
     scratch : dict of Node to Value
         For nodes that hold graphs, such as an If: the memory of those graphs while the node runs.
+    uncounted : list of str
+        Values of those graphs of a size that is only known when they run.
     """
 
     def __init__(self, copies: CopyPlan, *, alignment: int, in_place: bool, weights: bool) -> None:
@@ -87,11 +91,12 @@ class Lifetimes:
         self.storages: list[Storage] = []
         self.reuses: dict[Tenant, Reuse] = {}
         self.unplanned: list[str] = []
-        self.scratch = {
-            node: scratch
-            for node in self._placement.graph
-            if (scratch := _scratch_of(node, alignment)) is not None
-        }
+        self.scratch: dict[Node, Value] = {}
+        self.uncounted: list[str] = []
+        for node in self._placement.graph:
+            if node.body_graphs:
+                self.scratch[node], unknown = _scratch_of(node, alignment, in_place)
+                self.uncounted += unknown
         for tenant, (first, last) in self._spans().items():
             self._assign_storage(tenant, first, last)
 
@@ -148,7 +153,8 @@ class Lifetimes:
         value = tenant.value
         if value.is_initializer:
             first, last = 0, self._end
-        is_given = value.is_initializer or value in self._placement.graph.inputs
+        graph = self._placement.graph
+        is_given = value.is_initializer or value in graph.inputs or value in graph.captures
         storage = Storage(tenant.memory, value.nbytes or 0, first, last, is_given)
         self.storages.append(storage)
         return storage
@@ -162,17 +168,14 @@ class Lifetimes:
         if len(step.nodes) > 1 or tenant.memory != self._copies.homes.get(tenant.value):
             return None
         (node,) = step.nodes
-        is_first = bool(node.makes) and node.makes[0] is tenant.value
-        if not is_first or node.domain not in ("", "ai.onnx"):
+        if not node.makes or node.makes[0] is not tenant.value:
             return None
-        if node.op_type in VIEWS:
-            return self._view(tenant, node, step)
+        if node.inputs and node.inputs[0] is not None and returns_view(node, node.inputs[0]):
+            return self._view(tenant, node.inputs[0], step)
         return self._over(tenant, node, step, number)
 
-    def _view(self, tenant: Tenant, node: Node, step: Step) -> Reuse | None:
-        if not node.inputs or node.inputs[0] is None:
-            return None
-        source = Tenant(node.inputs[0], self._copies.memory_for(node.inputs[0], step.device))
+    def _view(self, tenant: Tenant, viewed: Value, step: Step) -> Reuse | None:
+        source = Tenant(viewed, self._copies.memory_for(viewed, step.device))
         storage = self._of.get(source)
         if storage is None or storage.memory != tenant.memory:
             return None
@@ -198,6 +201,11 @@ class Lifetimes:
         return None
 
 
+def returns_view(node: Node, value: Value) -> bool:
+    """Return whether the first output of a node is an input under another shape."""
+    return node.domain in ("", "ai.onnx") and node.op_type in VIEWS and value in node.inputs[:1]
+
+
 def may_overwrite(node: Node, value: Value) -> bool:
     """Return whether the first output of a node may lie over an input, for every kernel.
 
@@ -212,32 +220,61 @@ def may_overwrite(node: Node, value: Value) -> bool:
 # ---- memory inside a node that holds graphs ------------------------------------------------------
 
 
-def _scratch_of(node: Node, alignment: int) -> Value | None:
-    """Return a value for the memory inside a node while it runs; None for a node without bodies.
+def _scratch_of(node: Node, alignment: int, in_place: bool) -> tuple[Value, list[str]]:
+    """Return a value for the memory inside a node, and the names of values of unknown size.
 
-    It holds the values of known size of the bodies, for one iteration.
+    If and Loop make their outputs last, in memory that is counted as theirs.
     """
-    if not node.body_graphs:
-        return None
-    bodies = (list(_blocks_of(body, alignment)) for body in node.body_graphs.values())
-    sizes = [assign_offsets(blocks).peak for blocks in bodies]
-    nbytes = max(sizes) if node.op_type in RUN_ONE_BODY else sum(sizes)
-    return Value(f"{node.makes[0].name if node.makes else node.name}/bodies", "uint8", (nbytes,))
+    needs, unknown = [], list[str]()
+    outputs = _bytes_of(node.makes, alignment)
+    for body in node.body_graphs.values():
+        placed = plan_copies(partition(body, [HOST]))
+        inner = Lifetimes(placed, alignment=alignment, in_place=in_place, weights=False)
+        outside = {*body.captures, *_slices(node, body)}
+        known = {value.name for value in outside}
+        names = [*(name for name in inner.unplanned if name not in known), *inner.uncounted]
+        unknown += [f"{node.name or node.op_type}/{name}" for name in names]
+        # A node that repeats its body keeps the inputs of an iteration until it has the outputs.
+        kept = body.inputs if node.op_type in REPEATING else ()
+        blocks = [
+            BlockLifetime(
+                rounded(storage.nbytes, alignment),
+                storage.first,
+                len(body) if storage.tenants[0].value in kept else storage.last,
+            )
+            for storage in inner.storages
+            if storage.tenants[0].value not in outside
+        ]
+        need = assign_offsets(blocks).peak
+        if node.op_type == "Loop":
+            ends = _bytes_of((*body.inputs, *body.outputs), alignment) + outputs
+            need = max(need, ends) + _earlier_slices(node, body, alignment)
+        needs.append(need)
+    nbytes = max(needs) if node.op_type in RUN_ONE_BODY else sum(needs)
+    if node.op_type in ("If", "Loop"):
+        nbytes = max(0, nbytes - outputs)
+    name = node.makes[0].name if node.makes else node.name
+    return Value(f"{name}/bodies", "uint8", (nbytes,)), unknown
 
 
-def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[BlockLifetime]:
-    number = {node: step for step, node in enumerate(graph)}
-    captured = set(graph.captures)
-    for value in graph.values.values():
-        if value.is_initializer or value in captured or value.nbytes is None:
-            continue
-        maker = graph.producer(value)
-        first = 0 if maker is None else number[maker]
-        last = max((number[node] for node in graph.consumers(value)), default=first)
-        if value in graph.outputs:
-            last = len(graph)
-        yield BlockLifetime(rounded(value.nbytes, alignment), first, last)
-    for node, step in number.items():
-        inside = _scratch_of(node, alignment)
-        if inside is not None:
-            yield BlockLifetime(rounded(inside.nbytes or 0, alignment), step, step)
+def _bytes_of(values: Iterable[Value], alignment: int) -> int:
+    return sum(rounded(value.nbytes or 0, alignment) for value in values)
+
+
+def _slices(node: Node, body: ModelGraph) -> Iterator[Value]:
+    """Yield the values of a Scan's body that lie in the node's inputs and outputs."""
+    pairs = zip((*node.inputs, *node.outputs), (*body.inputs, *body.outputs), strict=False)
+    for whole, part in pairs if node.op_type == "Scan" else ():
+        if whole is not None and len(whole.shape or ()) > len(part.shape or ()):
+            yield part
+
+
+def _earlier_slices(node: Node, body: ModelGraph, alignment: int) -> int:
+    """Return the bytes that all iterations but the last have left for a Loop's stacked outputs."""
+    carried = len(body.inputs) - 2
+    stacked = zip(node.outputs[carried:], body.outputs[1 + carried :], strict=False)
+    return sum(
+        rounded(part.nbytes or 0, alignment) * max(0, int(whole.shape[0]) - 1)
+        for whole, part in stacked
+        if whole is not None and whole.shape and whole.nbytes is not None
+    )

@@ -100,6 +100,8 @@ class MemoryPlan:
         Values that begin in the bytes of another one: in place, or as a view.
     unplanned : tuple of str
         Values without a place, because their size is only known when the graph runs.
+    uncounted : tuple of str
+        The same in the bodies of nodes, as "node/value": they count as 0 B in the need of the node.
 
     Examples
     --------
@@ -124,6 +126,7 @@ class MemoryPlan:
         self.placement = copies.placement
         self.alignment = alignment
         self.unplanned = tuple(lifetimes.unplanned)
+        self.uncounted = tuple(lifetimes.uncounted)
         self.reuses: Mapping[Tenant, Reuse] = dict(lifetimes.reuses)
         self.scratch: Mapping[Node, Value] = dict(lifetimes.scratch)
         self.blocks: dict[MemoryInfo, MemoryBlock] = {}
@@ -178,8 +181,8 @@ class MemoryPlan:
         Raises
         ------
         ModelGraphError
-            A value is overwritten before its last use, out of bounds or misaligned. The message
-            names it.
+            A value is overwritten before its last use, lies over an input where its operator does
+            not allow it, out of bounds or misaligned. The message names it.
         """
         return verify_plan(self)
 
@@ -267,6 +270,7 @@ class MemoryPlan:
                 for tenant, place in self.places.items()
             ],
             "unplanned": list(self.unplanned),
+            "uncounted": list(self.uncounted),
         }
 
     def __repr__(self) -> str:

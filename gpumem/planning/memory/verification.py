@@ -13,7 +13,7 @@ from gpumem.device import MemoryInfo
 from gpumem.errors import ModelGraphError
 from gpumem.planning.assignment.copies import HOST, PlannedCopy
 from gpumem.planning.assignment.placement import Step
-from gpumem.planning.memory.lifetimes import Tenant, may_overwrite
+from gpumem.planning.memory.lifetimes import Reuse, Tenant, may_overwrite, returns_view
 
 if TYPE_CHECKING:
     from gpumem.planning.memory.memory_plan import MemoryPlan
@@ -92,18 +92,23 @@ class _Replay:
         overwritten = set()
         for tenant in writes:
             reuse = plan.reuses.get(tenant)
-            if reuse is not None and reuse.kind == "in_place":
-                self._require_allowed(tenant, reuse.source)
-                overwritten.add(self._origin(reuse.source))
+            if reuse is not None:
+                self._require_allowed(tenant, reuse, step)
+                if reuse.kind == "in_place":
+                    overwritten.add(self._origin(reuse.source))
             self._write(tenant)
         self._read(t for t in (*reads, *writes) if self._origin(t) not in overwritten)
 
-    def _require_allowed(self, tenant: Tenant, source: Tenant) -> None:
-        node = self._plan.placement.graph.producer(tenant.value)
-        if node is None or not may_overwrite(node, source.value):
+    def _require_allowed(self, tenant: Tenant, reuse: Reuse, step: Step) -> None:
+        """Raise ModelGraphError for a reuse that the operator does not allow."""
+        node, places = self._plan.placement.graph.producer(tenant.value), self._plan.places
+        allows = returns_view if reuse.kind == "view" else may_overwrite
+        mine, its = (places[one] for one in (tenant, reuse.source))
+        is_same = (mine.offset, mine.nbytes) == (its.offset, its.nbytes) and len(step.nodes) == 1
+        if node is None or not is_same or not allows(node, reuse.source.value):
             raise ModelGraphError(
-                f"{tenant.value!r} lies over {source.value!r}, which {node!r} may read after it "
-                "has written the result"
+                f"{tenant.value!r} lies over {reuse.source.value!r}, which {node!r} does not allow "
+                "for every kernel"
             )
 
     def end(self) -> None:
