@@ -57,8 +57,22 @@ from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.torch import _allocator, _build, _hooks, _phases, _pinned
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
+from gpumem.integrations.torch._offload import Moves, Offload, OffloadReport, context
+from gpumem.integrations.torch._offload.mover import Mover
 
-__all__ = ["TorchStatus", "disable", "enable", "enable_pinned", "record_phases", "status", "using"]
+__all__ = [
+    "Moves",
+    "Offload",
+    "OffloadReport",
+    "TorchStatus",
+    "disable",
+    "enable",
+    "enable_pinned",
+    "offload",
+    "record_phases",
+    "status",
+    "using",
+]
 
 MODES = ("auto", "full", "pool")
 
@@ -243,6 +257,72 @@ def using(
     ``mode="full"`` its end raises `IntegrationError`, and gpumem stays enabled.
     """
     return Using(_switch, _setting(resource, mode, pinned))
+
+
+def offload(
+    limit: int | str | None = None, *, to: str = "host", min_bytes: int | str = "1MiB"
+) -> Offload:
+    """Return a context in which tensors that autograd saves move to pinned memory and back.
+
+    Enter it around each forward pass; the backward pass may lie outside. It applies to the thread
+    that enters it, and to the GPU that is current now. Parameters and buffers never move. The first
+    step moves by an estimate. Later ones move few storages that keep the GPU's memory below the
+    limit; none move where all fit. PyTorch's pinned memory comes from gpumem from then on, as by
+    `enable_pinned`; the limit of that is the host's. Contexts with the same arguments share what
+    they have learned, and their report.
+
+    Parameters
+    ----------
+    limit : int or str, optional
+        Bytes that PyTorch may allocate on the GPU, such as ``"70GiB"``, at least 1. None means the
+        limit of PyTorch's arena, else the memory that is free now and that PyTorch holds.
+    to : {"host"}
+        Where tensors move.
+    min_bytes : int or str
+        Smaller storages stay, at least 1.
+
+    Returns
+    -------
+    Offload
+        A context manager. Its ``report()`` returns the bytes that have moved, by module; ``str()``
+        of that is one line.
+
+    Raises
+    ------
+    MissingFrameworkError
+        PyTorch is not installed.
+    IntegrationError
+        PyTorch is older than 2.11, was built without CUDA or finds no GPU; a CUDA graph is captured
+        now; or gpumem's allocator cannot be compiled. Nothing is changed. A tensor that would have
+        to move during a capture raises it, too.
+    ConfigError
+        An argument is invalid.
+    """
+    if to != "host":
+        raise ConfigError(f"invalid to = {to!r}: expected 'host'")
+    nbytes = 0 if limit is None else whole_bytes("limit", limit, accepts_none=True)
+    least = whole_bytes("min_bytes", min_bytes)
+    if (limit is not None and nbytes < 1) or least < 1:
+        raise ConfigError(
+            f"invalid limit = {limit!r} or min_bytes = {min_bytes!r}: expected at least 1 byte"
+        )
+    torch = import_torch()
+    _allocator.require_gpu(torch)
+    device = torch.cuda.current_device()
+    mover = Mover(torch, device)
+    mover.require_no_capture()
+    if not _pinned.installed:
+        enable_pinned()
+    return context(torch, mover, nbytes, _free_bytes(torch, device), least)
+
+
+def _free_bytes(torch: ModuleType, device: int) -> int:
+    """Return the bytes that PyTorch can hold on a GPU, the ones it holds included."""
+    arena = status().resources.get(device)
+    if isinstance(arena, Arena) and arena.stats().limit:
+        return arena.stats().limit
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + int(torch.cuda.memory_reserved(device))
 
 
 def record_phases() -> None:

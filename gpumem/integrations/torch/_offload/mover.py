@@ -1,0 +1,88 @@
+"""Copies between a GPU and pinned memory on a stream of their own, ordered by events."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from gpumem.errors import IntegrationError
+
+
+class Mover:
+    """Copies the storages of one GPU, all on one stream: what is brought back was copied before.
+
+    Tensors are of bytes and span whole storages. Calls have the device's current stream.
+    """
+
+    def __init__(self, torch: ModuleType, device: int) -> None:
+        self._torch = torch
+        self.device = torch.device("cuda", device)
+        self._stream = torch.cuda.Stream(device)
+        self._leaving: deque[tuple[Any, int]] = deque()  # the ends of copies to the host, bytes
+
+    def live(self) -> tuple[int, int]:
+        """Return the bytes that PyTorch has allocated, and the highest there were."""
+        found = self._torch.cuda.memory_stats_as_nested_dict(self.device)
+        allocated = found["allocated_bytes"]["all"] if found else {"current": 0, "peak": 0}
+        return allocated["current"], allocated["peak"]
+
+    def require_no_capture(self) -> None:
+        """Raise `IntegrationError` while a CUDA graph is captured."""
+        if self._torch.cuda.is_current_stream_capturing():
+            raise IntegrationError(
+                "offload() cannot move tensors while a CUDA graph is captured: a replay would not "
+                "move them again; capture outside offload()"
+            )
+
+    def host(self, nbytes: int) -> Any:
+        """Return pinned memory, or None if it is refused."""
+        torch = self._torch
+        self.require_no_capture()
+        try:
+            found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except torch.OutOfMemoryError:
+            return None
+        return found if found.is_pinned() else None
+
+    def copy_out(self, host: Any, flat: Any, first: int, last: int) -> None:
+        """Copy bytes to the host; the GPU's block may be freed at once, and is reused later."""
+        self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
+        with self._torch.cuda.stream(self._stream):
+            host[first:last].copy_(flat[first:last], non_blocking=True)
+        flat.record_stream(self._stream)
+        self._leaving.append((self._stream.record_event(), last - first))
+
+    def wait_for_room(self, room: int) -> None:
+        """Wait until the copies under way hold at most `room` bytes that are free otherwise."""
+        leaving = self._leaving
+        held = sum(nbytes for _, nbytes in leaving)
+        while leaving and (held > max(room, 0) or leaving[0][0].query()):
+            event, nbytes = leaving.popleft()
+            event.synchronize()
+            held -= nbytes
+
+    def bring(self, host: Any, first: int, last: int) -> tuple[Any, Any, Any]:
+        """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""
+        torch = self._torch
+        current = torch.cuda.current_stream(self.device)
+        flat = torch.empty(len(host), dtype=torch.uint8, device=self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            flat[first:last].copy_(host[first:last], non_blocking=True)
+        return flat, self._stream.record_event(), current
+
+    def wait(self, flat: Any, event: Any, stream: Any) -> tuple[Any, Any]:
+        """Let the current stream wait for a copy; returns the times before and after."""
+        current = self._torch.cuda.current_stream(self.device)
+        times = [self._torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        times[0].record(current)
+        current.wait_event(event)
+        times[1].record(current)
+        if current != stream:
+            flat.record_stream(current)
+        return times[0], times[1]
+
+    def drop(self, event: Any, stream: Any) -> None:
+        """Let a block's stream wait for a copy into it that nobody needs any more."""
+        stream.wait_event(event)

@@ -1,0 +1,398 @@
+"""Tensors that autograd saves, moved to the host: values on the CPU, peaks over the null CUDA.
+
+On the CPU a stand-in for the mover copies at once, so that values are compared bit by bit.
+"""
+
+import gc
+import threading
+
+import pytest
+from prediction.null_cuda import over_null_cuda
+
+from gpumem.integrations.torch import _build
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from gpumem.integrations.torch._offload import Offload  # noqa: E402
+
+
+class CpuMover:
+    """Moves CPU tensors; a program that reads one before it is awaited reads zeros."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.held = 0
+        self.room = 1 << 40
+        self.ends = 0
+
+    def live(self):
+        return 1000, 1000
+
+    def host(self, nbytes):
+        if nbytes > self.room:
+            return None
+        return torch.full((nbytes,), 255, dtype=torch.uint8)
+
+    def copy_out(self, host, flat, first, last):
+        host[first:last].copy_(flat[first:last])
+
+    def wait_for_room(self, room):
+        pass
+
+    def bring(self, host, first, last):
+        flat = torch.zeros_like(host)
+        return flat, lambda: flat[first:last].copy_(host[first:last]), None
+
+    def wait(self, flat, end, stream):
+        end()
+        self.ends += 1
+        return Now(), Now()
+
+    def drop(self, end, stream):
+        self.ends += 1
+
+
+class Now:
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 0.0
+
+
+@pytest.fixture
+def offload():
+    """A context that moves all it can: the limit is below what is live."""
+    made = Offload(torch, CpuMover(), 1, 1)
+    yield made
+    gc.collect()
+    assert not made._records
+    assert made.planner.out == 0
+
+
+def gradients(program, context=None):
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, requires_grad=True)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    if context is None:
+        loss = program(x, model)
+    else:
+        with context:
+            loss = program(x, model)
+    loss.backward()
+    return [x.grad, *(each.grad for each in model.parameters())]
+
+
+def several_views(x, model):
+    y = model(x).exp()
+    parts = [y[1:3], y.t(), y[:, 2:5], y[:1].expand(6, 8)]
+    return sum((each * each).sum() for each in parts)
+
+
+def view_of_an_unsaved_base(x, model):
+    return (model(x) + 1)[2:4].square().sum()
+
+
+def chunks(x, model):
+    a, b, c = model(x).chunk(3)
+    return (c * a.exp() * b.exp()).sum()
+
+
+def filled_part_by_part(x, model):
+    buffer = torch.zeros(2, 6, 8)
+    total = 0
+    for part, y in zip(buffer, (model(x), model(2 * x)), strict=True):
+        part.data.copy_(y.detach())  # counts no version
+        total = total + (y * part).sum() + (part * x).sum()
+    return total
+
+
+def address_used_again(x, model):
+    for _ in range(8):
+        x = torch.tanh(model(x) * 1.5)
+    return x.sum()
+
+
+def changed_between_saves(x, model):
+    y = model(x)
+    scale = torch.ones(6, 8)
+    first = (y * scale.clone()).sum()
+    scale.mul_(3)
+    return first + (y * scale).sum()
+
+
+def recomputed(x, model):
+    return checkpoint(model, checkpoint(model, x, use_reentrant=False), use_reentrant=False).sum()
+
+
+def recomputed_reentrant(x, model):
+    return checkpoint(model, x * 2, use_reentrant=True).sum()
+
+
+def nested(x, model):
+    def inner(y):
+        return checkpoint(model, y, use_reentrant=False).relu()
+
+    return checkpoint(inner, x * 2, use_reentrant=False).sum()
+
+
+def cast(x, model):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(model(x)).float().sum()
+
+
+def lora(x, model):
+    for each in model[0].parameters():
+        each.requires_grad_(False)
+    down, up = torch.randn(8, 2, requires_grad=True), torch.randn(2, 8, requires_grad=True)
+    return (model(x) + x @ down @ up).square().sum()
+
+
+def unused_branch(x, model):
+    model(x * 3).exp()
+    return model(x).sum()
+
+
+def complex_and_sparse(x, model):
+    y = torch.complex(model(x), x)
+    return (y.conj() * y).real.sum() + (torch.eye(6).to_sparse() @ model(x)).sum()
+
+
+PROGRAMS = [
+    several_views, view_of_an_unsaved_base, chunks, filled_part_by_part, address_used_again,
+    changed_between_saves, recomputed, recomputed_reentrant, nested, cast, lora, unused_branch,
+    complex_and_sparse,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
+def test_gradients_have_the_same_bits(program, offload):
+    expected = gradients(program)
+    for _ in range(3):
+        found = gradients(program, offload)
+        assert all(
+            (a is None and b is None) or torch.equal(a, b)
+            for a, b in zip(expected, found, strict=True)
+        )
+    assert offload.report().moved > 0
+
+
+def test_parameters_buffers_and_their_views_stay(offload):
+    weight = torch.nn.Parameter(torch.ones(8, 8), requires_grad=False)
+    norm = torch.nn.BatchNorm1d(8).eval()
+    with offload:
+        x = torch.ones(4, 8, requires_grad=True)
+        y = x @ weight.t()
+        norm(y)
+    assert offload.report().moved == y.nbytes
+
+
+def test_several_views_of_one_storage_move_once(offload):
+    with offload:
+        y = torch.ones(4, 8, requires_grad=True) * 2
+        held = [y[1:3] * y[1:3], y.t() * y.t(), y[2:] * y[2:]]
+    assert offload.report().moved == y.nbytes
+    del held
+
+
+def test_change_in_place_is_an_error_as_without():
+    # PyTorch keeps what a graph has saved if unpacking raises, so that nothing is freed here.
+    with Offload(torch, CpuMover(), 1, 1):
+        y = torch.ones(4, requires_grad=True) * 2
+        loss = y.exp().square().sum() + (y * y).sum()
+    with torch.no_grad():
+        y.view(2, 2).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_graph_can_be_used_again_and_differentiated_twice(offload):
+    x = torch.linspace(0, 1, 8, requires_grad=True)
+    with offload:
+        y = (x.exp() * x.sin()).sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, retain_graph=True)
+        (again,) = torch.autograd.grad(y, x)
+    z = (x.exp() * x.sin()).sum()
+    (f,) = torch.autograd.grad(z, x, create_graph=True)
+    (s,) = torch.autograd.grad(f.square().sum(), x)
+    assert torch.equal(first, f)
+    assert torch.equal(second, s)
+    assert torch.equal(again, f)
+
+
+def test_exception_between_the_passes_frees_all(offload):
+    def fail():
+        with offload:
+            y = (torch.ones(4, 8, requires_grad=True) * 2).exp()
+            assert y.grad_fn is not None
+            assert offload._records
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+
+def test_brought_ahead_and_never_needed_is_awaited_by_its_memory(offload):
+    with offload:
+        x = torch.ones(4, 8, requires_grad=True)
+        y = x
+        for _ in range(6):
+            y = (y * 1.5).sin()
+        torch.autograd.grad(y.sum(), x)
+        del y
+    gc.collect()
+    assert offload.report().brought == offload.mover.ends * x.nbytes
+
+
+def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
+    offload.mover.room = 0
+    assert all(map(torch.equal, gradients(chunks), gradients(chunks, offload)))
+    report = offload.report()
+    assert report.moved == 0
+    assert report.refused > 0
+
+
+def test_backward_passes_of_several_threads(offload):
+    x = torch.randn(16, 16, requires_grad=True)
+
+    def loss():
+        return (x.sin() * x.exp()).square().sum()
+
+    with offload:
+        losses = [loss() for _ in range(8)]
+    found = [None] * 8
+
+    def run(i):
+        (found[i],) = torch.autograd.grad(losses[i], x)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    (expected,) = torch.autograd.grad(loss(), x)
+    assert all(torch.equal(each, expected) for each in found)
+    losses.clear()
+
+
+def test_report_names_modules_and_skipped_tensors(offload):
+    class Tagged(torch.Tensor):
+        pass
+
+    with offload:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+        (model(torch.ones(4, 8) * 2) * torch.ones(4, 8).as_subclass(Tagged)).sum()
+    report = offload.report()
+    assert {"0", "1"} <= set(report.modules)
+    assert report.skipped == {"subclass": 1}
+    assert "moved" in str(report)
+
+
+# ---- over the null CUDA --------------------------------------------------------------------------
+
+needs_cuda = pytest.mark.skipif(
+    not torch.version.cuda or bool(_build.why_not_compiled(torch)),
+    reason="PyTorch was built without CUDA, or gpumem's allocator cannot be compiled",
+)
+
+SCRIPT = """
+import gc, torch
+from gpumem import errors
+from gpumem.integrations import torch as integration
+model = torch.nn.Sequential(*[
+    torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh()) for _ in range(16)
+]).cuda()
+def step(rows=4096, context=None):
+    torch.cuda.reset_peak_memory_stats()
+    x = torch.ones(rows, 1024, device="cuda")
+    if context is None:
+        loss = model(x).sum()
+    else:
+        with context:
+            loss = model(x).sum()
+    del x
+    loss.backward()
+    model.zero_grad(set_to_none=False)
+    return torch.cuda.max_memory_allocated() / MIB
+for _ in range(2):
+    native = step()
+base = torch.cuda.memory_allocated() / MIB
+"""
+
+
+@needs_cuda
+def test_steps_stay_below_the_limit_and_move_only_what_they_must():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+limit = int(base + 0.6 * (native - base))
+moving = integration.offload(limit=f"{limit}MiB")
+peaks, moved = [], []
+for _ in range(5):
+    before = moving.report().moved
+    peaks.append(step(context=moving))
+    moved.append((moving.report().moved - before) / MIB)
+print(all(peak <= limit for peak in peaks), moved[0] > 0)
+print(moved[-1] == moved[-2], moved[-1] <= 1.5 * (native - limit))
+gc.collect()
+print(torch.cuda.memory_allocated() / MIB == base, moving.planner.out)
+# Host memory is that of the storages that were there at once.
+torch.empty(1, pin_memory=True)  # a request frees the blocks of copies that have ended
+pinned = integration.status().pinned.stats()
+print(pinned.in_use // MIB, pinned.max_reserved <= 1.02 * max(moved) * MIB)
+"""
+    )
+    assert said.splitlines() == ["True True", "True True", "True 0", "0 True"], said
+
+
+@needs_cuda
+def test_nothing_moves_if_it_fits():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+for _ in range(3):
+    moving = integration.offload()
+    step(context=moving)
+print(moving.report().moved, moving is integration.offload())
+"""
+    )
+    assert said == "0 True\n"
+
+
+@needs_cuda
+def test_shapes_that_change_stay_below_the_limit():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+limit = int(base + 0.6 * (native - base))
+moving = integration.offload(limit=f"{limit}MiB")
+print(all(step(rows, moving) <= limit for rows in (4096, 4096, 2048, 4096, 3584, 1024, 4096)))
+"""
+    )
+    assert said == "True\n"
+
+
+@needs_cuda
+def test_host_limit_is_kept_and_capture_is_refused():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+integration.enable_pinned(limit="64MiB")
+moving = integration.offload(limit=f"{int(base + 0.5 * (native - base))}MiB")
+step(context=moving)
+report = moving.report()
+print(report.moved <= 64 * MIB, report.refused > 0)
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    try:
+        integration.offload()
+    except errors.IntegrationError as error:
+        print(error)
+"""
+    )
+    counts, capture = said.splitlines()
+    assert counts == "True True"
+    assert "CUDA graph is captured" in capture
