@@ -31,12 +31,14 @@ __all__ = [
     "IntegrationError",
     "InvalidDescriptorError",
     "InvalidFreeError",
+    "KeeperError",
     "MissingFrameworkError",
     "ModelGraphError",
     "ModelSizeError",
     "NoAllocatorError",
     "NonMonotonicError",
     "NotPublishedError",
+    "NotSealedError",
     "OutOfBoundsError",
     "OutOfMemoryError",
     "PeerAccessError",
@@ -364,6 +366,14 @@ class BadHandleError(GpumemError, OSError):
 
     Its `errno` is the system's, if there is one.
     """
+
+
+class KeeperError(GpumemError, OSError):
+    """No keeper of sealed sets runs, it does not answer in time, or it refuses a request."""
+
+
+class NotSealedError(GpumemError, LookupError):
+    """The keeper holds no sealed set of a name, or a set has no tensor of a name."""
 
 
 class DeviceMismatchError(GpumemError, ValueError):

@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,9 @@ os.environ.setdefault("GPUMEM_HOST_CAPACITY", str(PHYSICAL))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thread of ONNX Runtime's opens files in the middle of other tests, which count descriptors.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Sealed sets of each process of the tests have a keeper of their own, not the user's.
+os.environ["GPUMEM_KEEPER"] = f"{tempfile.gettempdir()}/gpumem-tests-{os.getpid()}"
+os.environ["GPUMEM_KEEPER_IDLE"] = "0.5"
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {".pyx", ".pxd", ".c", ".h"}
@@ -64,6 +69,11 @@ def pytest_configure():
     """Let programs that tests start hear Ctrl-C, which a shell's background jobs do not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure():
+    """Remove the folder of the keeper, which ends by itself."""
+    shutil.rmtree(os.environ["GPUMEM_KEEPER"], ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

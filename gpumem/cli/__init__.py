@@ -33,6 +33,7 @@ COMMANDS = {
     "peak": "show_peak",
     "plan": "plan",
     "top": "top",
+    "keep": "keep",
     "bench": "bench",
     "demo": "demo",
     "completion": "completion",

@@ -2,7 +2,7 @@
 
 A producer fills in the values of ``descriptors``. ``importer`` accepts them, ``memory`` makes
 tensors of them (a Vulkan handle becomes a tensor there), ``timelines`` orders access, ``sharing``
-exports tensors to other processes.
+exports tensors to other processes, and ``sealed`` keeps them beyond the process that made them.
 """
 
 from gpumem._buffer.transport import Registration, Transports, transports
@@ -16,6 +16,7 @@ from gpumem.interop.descriptors import (
 )
 from gpumem.interop.importer import Importer
 from gpumem.interop.memory._external_memory import ExternalMemory
+from gpumem.interop.sealed import SealedSet, drop, open, seal, sealed_sets
 from gpumem.interop.sharing import Contents, attach, export
 from gpumem.interop.timelines._timeline import (
     DriverTimeline,
@@ -35,12 +36,17 @@ __all__ = [
     "MemoryDescriptor",
     "MemoryHandleType",
     "Registration",
+    "SealedSet",
     "SemaphoreDescriptor",
     "SemaphoreType",
     "Timeline",
     "TimelinePoint",
     "Transports",
     "attach",
+    "drop",
     "export",
+    "open",
+    "seal",
+    "sealed_sets",
     "transports",
 ]

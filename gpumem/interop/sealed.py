@@ -1,0 +1,650 @@
+"""Sealed sets: tensors by name in memory that outlives the process that made them.
+
+`seal` copies tensors into a few large blocks and passes their descriptors, with a manifest, to the
+keeper (`gpumem.interop.keeper`); `open` maps the same memory in any process of the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, overload
+
+from gpumem._arena.arena import Arena
+from gpumem._resource.handle import Handle
+from gpumem._support.arguments import refuse, require, require_each
+from gpumem._support.closing import Closable
+from gpumem._support.texts import counted, shown
+from gpumem._tensor import Tensor, asarray, empty
+from gpumem._tensor import copy as copy_elements
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.errors import (
+    BadHandleError,
+    GpumemError,
+    InUseError,
+    InvalidDescriptorError,
+    KeeperError,
+    NotSealedError,
+)
+from gpumem.interop import keeper
+from gpumem.interop.descriptors import MemoryHandleType, number_of, seconds_of
+from gpumem.interop.sharing import Contents, attach, export
+
+TIMEOUT = 10.0  # seconds for an answer of the keeper
+PART_BYTES = 8 << 30  # of a block, unless one tensor is larger
+MAX_MANIFEST = 1 << 26  # bytes
+MAX_SECONDS = 1e6  # of a timeout, which may be infinite
+IDLE_SECONDS = 10.0  # for which a keeper started on demand stays without a set
+ALIGNMENT = 256  # bytes, of each tensor
+_PAUSE = 0.01
+
+_open_sets: weakref.WeakSet[SealedSet] = weakref.WeakSet()
+
+
+class SealedSet(Closable, Mapping[str, Tensor]):
+    """Tensors of a sealed set by name; made by `open` and `seal`.
+
+    They are read only, except copies. Closing the set tells the keeper that this process no longer
+    uses it; tensors that the program still has stay valid.
+
+    Attributes
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpumem import interop
+    >>> with interop.seal("weights", {"bias": numpy.ones(3)}) as made:
+    ...     made["bias"].tolist()
+    [1.0, 1.0, 1.0]
+    >>> interop.drop("weights")
+    """
+
+    def __init__(self, name: str, tensors: dict[str, Tensor], connection: Handle) -> None:
+        self.name = name
+        self._tensors = tensors
+        self._connection = connection
+        _open_sets.add(self)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._require_open()
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise NotSealedError(f"the set {self.name!r} has no tensor {shown(name)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        self._require_open()
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        self._require_open()
+        return len(self._tensors)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return PyTorch's tensors in the same memory, for ``load_state_dict(..., assign=True)``.
+
+        PyTorch does not know that they are read only. Its write to one in host memory ends the
+        program (SIGSEGV); in a GPU's memory it changes the bytes of every process.
+        """
+        import torch
+
+        return {name: torch.from_dlpack(tensor) for name, tensor in self.items()}
+
+    def close(self) -> None:
+        """End the use of the set. Idempotent."""
+        self._closed = True
+        self._tensors = {}
+        self._connection.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else counted(len(self._tensors), "tensor")
+        return f"<gpumem.interop.SealedSet {self.name!r}, {state}>"
+
+
+@overload
+def seal(
+    name: str,
+    tensors: Mapping[str, tuple[Any, Any]],
+    *,
+    memory: MemoryInfo | Device | str | None = ...,
+    digest: bool = ...,
+    timeout: float = ...,
+) -> contextlib.AbstractContextManager[dict[str, Tensor]]: ...
+@overload
+def seal(
+    name: str,
+    tensors: Mapping[str, Any],
+    *,
+    memory: MemoryInfo | Device | str | None = ...,
+    digest: bool = ...,
+    timeout: float = ...,
+) -> SealedSet: ...
+def seal(
+    name: str,
+    tensors: Mapping[str, Any],
+    *,
+    memory: MemoryInfo | Device | str | None = None,
+    digest: bool = False,
+    timeout: float = TIMEOUT,
+) -> Any:
+    """Keep tensors under a name, in memory that outlives this process.
+
+    Parameters
+    ----------
+    name : str
+        1 to 100 letters, digits and ``._/@+-``; the first is a letter or a digit.
+    tensors : Mapping of str to array
+        Copied once. Or each value is a tuple of a shape and a dtype: the result is a context
+        manager that provides new tensors to write to, and they are kept at the end of the block.
+    memory : MemoryInfo, Device or str, optional
+        Where the set lies. None: each tensor on the device that it is on, host memory else.
+    digest : bool
+        Note a digest of each tensor's bytes, for `open` with ``verify=True``.
+    timeout : float
+        Seconds to wait for an answer of the keeper, which is started if none runs.
+
+    Returns
+    -------
+    SealedSet or context manager
+        The set as `open` returns it; or the context manager, for tuples.
+
+    Raises
+    ------
+    TypeError, ValueError, InvalidDescriptorError
+        An invalid argument, or a dtype with fields.
+    KeeperError
+        The name is taken, or the keeper does not start, answer or accept the set.
+    OutOfMemoryError, UnsupportedHandleTypeError, DriverError
+        As `Arena.allocate`, `copy` and `export`.
+
+    Examples
+    --------
+    >>> from gpumem import interop
+    >>> with interop.seal("cache", {"keys": ((2, 3), "float32")}) as empty:
+    ...     empty["keys"].fill(7)
+    >>> with interop.open("cache") as kept:
+    ...     kept["keys"].tolist()
+    [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]
+    >>> interop.drop("cache")
+    """
+    _require_name(name)
+    require("digest", digest, bool, "True or False")
+    seconds = seconds_of(timeout)
+    require("tensors", tensors, Mapping, "a mapping of names to arrays, or to (shape, dtype)")
+    if not tensors or not all(isinstance(each, str) and each for each in tensors):
+        raise ValueError("invalid tensors: expected at least one, and each name a str, not empty")
+    where = None if memory is None else MemoryInfo.parse(memory)
+    if any(each["name"] == name for each in _listed(seconds, start=True)):
+        raise KeeperError(f"a set {name!r} is kept already: drop it first")
+    if all(isinstance(each, tuple) for each in tensors.values()):
+        return _sealing(_Making(name, _forms(tensors, where)), digest, seconds)
+    # PyTorch exports no tensor that requires a gradient.
+    seen = {
+        key: asarray(getattr(each, "detach", lambda e=each: e)()) for key, each in tensors.items()
+    }
+    making = _Making(
+        name, {key: (each.shape, each.dtype, where or _home(each)) for key, each in seen.items()}
+    )
+    for key, tensor in seen.items():
+        copy_elements(making.tensors[key], tensor)
+    return making.publish(digest, seconds)
+
+
+def open(
+    name: str, *, copy: Iterable[str] = (), verify: bool = False, timeout: float = TIMEOUT
+) -> SealedSet:
+    """Map a sealed set of this user.
+
+    Parameters
+    ----------
+    name : str
+    copy : iterable of str
+        Tensors that the program writes: they are copied to memory of this process.
+    verify : bool
+        Compare each tensor's bytes with the digest that `seal` noted.
+    timeout : float
+        Seconds to wait for an answer of the keeper.
+
+    Returns
+    -------
+    SealedSet
+
+    Raises
+    ------
+    TypeError, ValueError
+        An invalid argument.
+    NotSealedError
+        No such set is kept, or `copy` names a tensor that is not in it.
+    KeeperError
+        No keeper runs, or it does not answer.
+    BadHandleError
+        The set is damaged; or with `verify`, its bytes have changed, or it has no digests.
+    DeviceMismatchError
+        The device of a tensor is not here.
+    UnsupportedHandleTypeError, DriverError
+        As `attach`.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpumem import interop
+    >>> interop.seal("weights", {"scale": numpy.ones(2)}).close()
+    >>> with interop.open("weights", copy=["scale"]) as kept:
+    ...     kept["scale"].fill(3)
+    >>> interop.open("weights")["scale"].tolist()
+    [1.0, 1.0]
+    >>> interop.drop("weights", force=True)
+    """
+    _require_name(name)
+    copied = set(require_each("copy", copy, str, "a str"))
+    require("verify", verify, bool, "True or False")
+    _, handles, connection = _ask({"call": "open", "name": name}, seconds_of(timeout))
+    return _mapped(name, handles, connection, copied, verify)
+
+
+def drop(name: str, *, force: bool = False, timeout: float = TIMEOUT) -> None:
+    """Let the keeper forget a set; its memory is released with its last user.
+
+    Parameters
+    ----------
+    name : str
+    force : bool
+        Also while processes use it: they keep their tensors.
+    timeout : float
+        Seconds to wait for an answer of the keeper.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An invalid argument.
+    NotSealedError
+        No such set is kept.
+    InUseError
+        Processes have it open; the message names them.
+    KeeperError
+        No keeper runs, or it does not answer.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpumem import interop
+    >>> interop.seal("weights", {"bias": numpy.ones(3)}).close()
+    >>> interop.drop("weights")
+    >>> interop.sealed_sets()
+    []
+    """
+    _require_name(name)
+    require("force", force, bool, "True or False")
+    _ask({"call": "drop", "name": name, "force": force}, seconds_of(timeout))[2].close()
+
+
+def sealed_sets(*, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+    """Return the sets that the keeper of this user holds; none if no keeper runs.
+
+    Each has ``name``, ``bytes``, ``tensors``, ``parts``, ``process`` (that made it) and ``users``
+    (processes that have it open).
+
+    Raises
+    ------
+    TypeError, ValueError
+        An invalid timeout.
+    KeeperError
+        The keeper does not answer.
+
+    Examples
+    --------
+    >>> from gpumem import interop
+    >>> interop.sealed_sets()
+    []
+    """
+    seconds = seconds_of(timeout)
+    if not os.path.exists(f"{keeper.folder()}/keeper"):
+        return []
+    return _listed(seconds, start=False)
+
+
+def _require_name(name: object) -> None:
+    require("name", name, str, "a str")
+    if not isinstance(name, str) or not keeper.NAME.fullmatch(name):
+        raise ValueError(f"invalid name = {shown(name)}: expected {keeper.NAME.pattern}")
+
+
+# ---- making a set --------------------------------------------------------------------------------
+
+
+def _home(tensor: Tensor) -> MemoryInfo:
+    is_device = tensor.memory.kind is MemoryKind.DEVICE
+    return MemoryInfo.parse(tensor.device if is_device else "host")
+
+
+def _forms(
+    tensors: Mapping[str, tuple[Any, Any]], where: MemoryInfo | None
+) -> dict[str, tuple[Any, Any, MemoryInfo]]:
+    forms = {}
+    for key, each in tensors.items():
+        if len(each) != 2:
+            refuse(f"tensors[{key!r}]", each, "an array, or a tuple of a shape and a dtype")
+        forms[key] = (*each, where or MemoryInfo.parse("host"))
+    return forms
+
+
+class _Making:
+    """A set that is being made: its blocks, and the tensors in them."""
+
+    def __init__(self, name: str, forms: dict[str, tuple[Any, Any, MemoryInfo]]) -> None:
+        self.name = name
+        self.tensors: dict[str, Tensor] = {}
+        self.places: dict[str, tuple[int, int]] = {}  # part, bytes before the tensor in it
+        sizes: list[int] = []
+        homes: list[MemoryInfo] = []
+        current: dict[MemoryInfo, int] = {}
+        dtypes = {
+            key: empty((0,), dtype, memory="host").dtype for key, (_, dtype, _) in forms.items()
+        }
+        for key, (shape, _, home) in forms.items():
+            if dtypes[key].names is not None:
+                raise InvalidDescriptorError(f"dtype {dtypes[key]} of {key!r} has fields")
+            lengths = [shape] if hasattr(shape, "__index__") else shape
+            count = prod(number_of(each, "a length of the shape") for each in lengths)
+            nbytes = max(count * dtypes[key].itemsize, 1)
+            part = current.get(home)
+            if part is None or sizes[part] + nbytes > PART_BYTES:
+                part = current[home] = len(sizes)
+                sizes.append(0)
+                homes.append(home)
+            self.places[key] = part, sizes[part]
+            sizes[part] += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if len(sizes) > keeper.MAX_PARTS:
+            raise ValueError(f"the set needs {len(sizes)} blocks: at most {keeper.MAX_PARTS} fit")
+        arenas = {home: Arena(home, name=f"sealed set {name}") for home in current}
+        self.blocks = [
+            arenas[home].allocate(nbytes, shareable=True)
+            for home, nbytes in zip(homes, sizes, strict=True)
+        ]
+        for key, (part, offset) in self.places.items():
+            self.tensors[key] = self.blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
+
+    def publish(self, digest: bool, seconds: float) -> SealedSet:
+        """Pass the set to the keeper, and map it as any other process does."""
+        for each in self.blocks:
+            each.memory.device.synchronize()  # also work of other libraries
+        parts, handles = [], []
+        for each in self.blocks:
+            # A program that writes to host memory through a pointer is stopped by the kernel. On a
+            # GPU such a fault would end all work of the process, so there the mapping is writable.
+            handle = export(each, read_only=each.memory.kind is MemoryKind.HOST)
+            handles.append(handle)
+            contents = handle.contents
+            parts.append(
+                {
+                    "kind": handle.kind.name,
+                    "memory": str(contents.memory),
+                    "device_uuid": contents.device_uuid,
+                    "size": contents.size,
+                    "offset": contents.offset,
+                    "nbytes": contents.shape[0],
+                    "read_only": contents.read_only,
+                }
+            )
+        rows = []
+        for key, tensor in self.tensors.items():
+            place = (*self.places[key], _digest(tensor) if digest else None)
+            rows.append((key, tensor.shape, _text_of(tensor.dtype), *place))
+        head = {
+            "name": self.name,
+            "bytes": sum(each.nbytes for each in self.tensors.values()),
+            "tensors": len(rows),
+            "parts": len(parts),
+            "process": os.getpid(),
+        }
+        manifest = json.dumps(head) + "\n" + json.dumps({"parts": parts, "tensors": rows})
+        handles.insert(0, _sealed_file(manifest.encode()))
+        request = {"call": "put", "name": self.name}
+        _, _, connection = _ask(request, seconds, handles, start=True)
+        # The memory lives by the descriptors from here on.
+        self.tensors, self.blocks = {}, []
+        return _mapped(self.name, handles, connection, set(), False)
+
+
+@contextlib.contextmanager
+def _sealing(making: _Making, digest: bool, seconds: float) -> Iterator[dict[str, Tensor]]:
+    yield dict(making.tensors)
+    making.publish(digest, seconds).close()
+
+
+def _text_of(dtype: Any) -> str:
+    # NumPy's own text of a dtype of ml_dtypes does not name it.
+    return str(dtype.name if dtype.isbuiltin == 2 else dtype.str)
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.buffer.tensor(tensor.nbytes, "uint8", offset=tensor.ptr - tensor.buffer.ptr)
+    return hashlib.blake2b(flat.to("host").numpy().data, digest_size=16).hexdigest()
+
+
+def _sealed_file(data: bytes) -> Handle:
+    if len(data) > MAX_MANIFEST:
+        raise ValueError(f"the manifest has {len(data)} bytes: expected at most {MAX_MANIFEST}")
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    handle = Handle._owning(os.memfd_create("gpumem manifest", flags))
+    with os.fdopen(handle.fileno(), "wb", closefd=False) as file:
+        file.write(data)
+    fcntl.fcntl(handle.fileno(), fcntl.F_ADD_SEALS, keeper.SEALS)
+    return handle
+
+
+# ---- mapping a set -------------------------------------------------------------------------------
+
+
+def _mapped(
+    name: str, handles: list[Handle], connection: Handle, copied: set[str], verify: bool
+) -> SealedSet:
+    """Map a set, of which the first handle has the manifest; all of the handles are closed."""
+    try:
+        manifest = _manifest(handles[0])
+        parts = [
+            _part(handle, about)
+            for handle, about in zip(handles[1:], manifest["parts"], strict=True)
+        ]
+        rows = {row[0]: row[1:] for row in manifest["tensors"]}
+        tensors = {
+            key: parts[part].buffer.tensor(shape, dtype, offset=offset).as_read_only()
+            for key, (shape, dtype, part, offset, _) in rows.items()
+        }
+        if unknown := sorted(copied - tensors.keys()):
+            raise NotSealedError(f"invalid copy = {unknown}: the set {name!r} has no such tensors")
+        for key, tensor in tensors.items() if verify else ():
+            if _digest(tensor) != rows[key][-1]:
+                reason = "has no digest" if rows[key][-1] is None else "was changed after seal()"
+                raise BadHandleError(errno.EINVAL, f"tensor {key!r} of set {name!r} {reason}")
+        for key in copied:
+            tensors[key] = tensors[key].to(tensors[key].memory, copy=True)
+        return SealedSet(name, tensors, connection)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, GpumemError) or not isinstance(error, _DAMAGES):
+            raise
+        text = f"the manifest of set {name!r} is damaged: {error!r}"
+        raise BadHandleError(errno.EINVAL, text) from error
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def _manifest(handle: Handle) -> dict[str, Any]:
+    nbytes = os.fstat(handle.fileno()).st_size
+    if nbytes > MAX_MANIFEST:
+        raise ValueError(f"it has {nbytes} bytes: expected at most {MAX_MANIFEST}")
+    body: dict[str, Any] = json.loads(os.pread(handle.fileno(), nbytes, 0).partition(b"\n")[2])
+    return body
+
+
+def _part(handle: Handle, about: dict[str, Any]) -> Tensor:
+    contents = Contents(
+        memory=MemoryInfo.parse(about["memory"]),
+        device_uuid=about["device_uuid"],
+        size=about["size"],
+        offset=about["offset"],
+        shape=(about["nbytes"],),
+        strides=(1,),
+        dtype=empty((0,), "uint8", memory="host").dtype,
+        read_only=about["read_only"],
+    )
+    handle._describe(MemoryHandleType[about["kind"]], contents)
+    part: Tensor = attach(handle)
+    return part
+
+
+# ---- the keeper ----------------------------------------------------------------------------------
+
+
+def _listed(seconds: float, *, start: bool) -> list[dict[str, Any]]:
+    answer, _, connection = _ask({"call": "list"}, seconds, start=start)
+    connection.close()
+    listed: list[dict[str, Any]] = answer["sets"]
+    return listed
+
+
+def _ask(
+    request: dict[str, Any], seconds: float, sent: Iterable[Handle] = (), *, start: bool = False
+) -> tuple[dict[str, Any], list[Handle], Handle]:
+    """Ask the keeper; return its answer, the handles beside it, and the connection."""
+    until = time.monotonic() + min(seconds, MAX_SECONDS)
+    message = [json.dumps(request | {"version": keeper.VERSION}).encode()]
+    numbers = [each.fileno() for each in sent]
+    folder = keeper.folder()
+    while True:
+        try:
+            with _connected(folder, until) as peer:
+                _limit(peer, until)
+                with contextlib.suppress(ConnectionError):  # a refusal may arrive first
+                    socket.send_fds(peer, message, numbers)
+                data, found, flags, _ = socket.recv_fds(
+                    peer, keeper.MAX_ANSWER, keeper.MAX_PARTS + 1
+                )
+                handles = [Handle._owning(number) for number in found]
+                if flags & socket.MSG_CTRUNC:
+                    raise KeeperError(
+                        errno.EMFILE, f"{request.get('name')!r} needs more open files"
+                    )
+                if not data:
+                    raise ConnectionResetError("the keeper has ended")
+                return _require_answer(data), handles, Handle._owning(peer.detach())
+        except (FileNotFoundError, ConnectionError) as error:
+            if not start or time.monotonic() > until:
+                text = (
+                    f"no keeper of sealed sets runs in {folder}: the sets of an ended one are gone"
+                )
+                raise KeeperError(errno.ECONNREFUSED, text) from error
+            _start(folder, until)
+        except (TimeoutError, BlockingIOError) as error:
+            text = f"the keeper in {folder} did not answer within {seconds} s"
+            raise KeeperError(errno.ETIMEDOUT, text) from error
+        except GpumemError:
+            raise
+        except OSError as error:
+            raise KeeperError(error.errno, f"the keeper in {folder}: {error}") from error
+
+
+def _connected(folder: str, until: float) -> socket.socket:
+    keeper.require_private(folder)
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        while True:
+            _limit(peer, until)
+            try:
+                peer.connect(f"{folder}/keeper")
+                break
+            except BlockingIOError:  # its queue of connections is full
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE)
+        _, user = keeper.peer_of(peer)
+        if user not in (os.getuid(), 0):
+            raise KeeperError(errno.EPERM, f"the keeper in {folder} is of user {user}")
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def _limit(peer: socket.socket, until: float) -> None:
+    peer.settimeout(max(until - time.monotonic(), _PAUSE))
+
+
+def _require_answer(data: bytes) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(data)
+        version, refused = answer["version"], answer.get("refused")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise KeeperError(errno.EPROTO, f"the keeper sent something else: {error!r}") from error
+    if version != keeper.VERSION:
+        raise KeeperError(
+            errno.EPROTO,
+            f"the keeper speaks version {shown(version)} of the messages, and this gpumem version "
+            f"{keeper.VERSION}: drop its sets with its own gpumem and end it",
+        )
+    if refused is not None:
+        text = str(answer.get("text"))
+        kind = {"name": NotSealedError, "used": InUseError}.get(refused, KeeperError)
+        raise kind(text)
+    return answer
+
+
+def _start(folder: str, until: float) -> None:
+    """Start a keeper, unless another process does so at the same time."""
+    idle = os.environ.get("GPUMEM_KEEPER_IDLE") or str(IDLE_SECONDS)
+    command = [sys.executable, "-I", "-S", keeper.__file__, "--detach"]
+    process = subprocess.Popen(
+        [*command, "--folder", folder, "--idle", idle],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _, said = process.communicate(timeout=max(until - time.monotonic(), _PAUSE))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise TimeoutError("the keeper did not start in time") from None
+    if process.returncode not in (0, keeper.RUNS_ALREADY):
+        text = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise KeeperError(errno.ECHILD, f"the keeper did not start: {text}")
+    if process.returncode:
+        time.sleep(_PAUSE)  # the other one begins to listen, or is ending
+
+
+def _forget_connections() -> None:
+    # The child of a fork would keep the connections of its parent open.
+    for each in list(_open_sets):
+        each._connection.close()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
