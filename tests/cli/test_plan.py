@@ -121,6 +121,19 @@ def test_plan_binds_named_lengths(command, named):
     assert told["memory"]["peak_bytes"] == 2 * 256
 
 
+def test_plan_names_the_values_in_a_branch_that_have_no_known_size(command, tmp_path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    nodes = [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("Neg", ["x"], ["y"])]
+    branch = helper.make_graph(nodes, "branch", [], [y])
+    node = helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch, else_branch=branch)
+    path = tmp_path / "branches.onnx"
+    save(helper.make_model(helper.make_graph([node], "g", [x, condition], [y]), ir_version=8), path)
+    code, out, _ = command(path)
+    assert (code, "size only known in a run  if/n" in out) == (0, True)
+    assert json.loads(command(path, "--json")[1])["memory"]["uncounted"] == ["if/n"]
+
+
 def test_plan_places_weights_on_request(command, model):
     without, plan = (
         json.loads(command(model, *more, "--json")[1]) for more in ((), ("--weights",))

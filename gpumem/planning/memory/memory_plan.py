@@ -126,7 +126,7 @@ class MemoryPlan:
         self.placement = copies.placement
         self.alignment = alignment
         self.unplanned = tuple(lifetimes.unplanned)
-        self.uncounted = tuple(lifetimes.uncounted)
+        self.uncounted = tuple(dict.fromkeys(lifetimes.uncounted))
         self.reuses: Mapping[Tenant, Reuse] = dict(lifetimes.reuses)
         self.scratch: Mapping[Node, Value] = dict(lifetimes.scratch)
         self.blocks: dict[MemoryInfo, MemoryBlock] = {}
