@@ -88,6 +88,7 @@ __all__ = [
     "Capability",
     "ConfigError",
     "CopyDecision",
+    "CopyOut",
     "Device",
     "DriverPool",
     "DriverStatus",
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
     from gpumem import stats as stats
     from gpumem import traces as traces
     from gpumem._support.environment import vary
+    from gpumem._tensor.copy_out import CopyOut
     from gpumem.prediction import predict
     from gpumem.session import Environment, RunContext, Session, SessionOptions
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
@@ -169,6 +171,7 @@ else:
     # Names that are imported on their first use, by module.
     _LATER = {
         "gpumem._support.environment": ("vary",),
+        "gpumem._tensor.copy_out": ("CopyOut",),
         "gpumem.prediction": ("predict",),
         "gpumem.session": ("Environment", "RunContext", "Session", "SessionOptions"),
         "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),

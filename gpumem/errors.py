@@ -21,6 +21,7 @@ __all__ = [
     "ConcurrentRunError",
     "ConfigError",
     "ConfigWarning",
+    "CopyOutError",
     "DeviceMismatchError",
     "DriverError",
     "EventFileError",
@@ -270,6 +271,13 @@ class SleepFileError(GpumemError, OSError):
 
     `filename` is its path, `errno` the system's number: ENODATA if the file was shortened, EBADMSG
     if it was changed. After a failed `wake` the memory stays asleep, and `wake` can be tried again.
+    """
+
+
+class CopyOutError(GpumemError, OSError):
+    """The file of `Arena.copy_out` cannot be written; an earlier file of that path is as it was.
+
+    `filename` is its path, `errno` the system's number: ENOSPC if the disk is full.
     """
 
 

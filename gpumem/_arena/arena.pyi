@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol, SupportsIndex, TypeAlias, Unpack, final
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, Unpack, final
 
 import numpy.typing as npt
 
@@ -11,6 +11,7 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.handle import Handle
+from gpumem._tensor.copy_out import CopyOut
 from gpumem._tensor.virtual import VirtualTensor
 from gpumem.config import ArenaConfig, ArenaSettings
 from gpumem.debugging import DebugHeapOptions, HeapReport, OutstandingBlock
@@ -72,6 +73,13 @@ class Arena(MemoryResource):
         registered: Literal["refuse", "stay"] = "refuse",
     ) -> int: ...
     def wake(self, tags: str | Iterable[str] | None = None) -> None: ...
+    def copy_out(
+        self,
+        tags: str | Iterable[str] | Mapping[Any, Any] | None = None,
+        to: str | os.PathLike[str] | Mapping[str, npt.NDArray[Any]] = "host",
+        *,
+        limit: SupportsIndex | str = "256MiB",
+    ) -> CopyOut: ...
     @property
     def asleep(self) -> tuple[str, ...]: ...
     @property

@@ -6,6 +6,7 @@ of this folder, grouped by subject.
 
 import fcntl
 import os
+from collections.abc import Mapping
 
 cimport cython
 from cpython.ref cimport PyObject
@@ -1037,6 +1038,67 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         (True, 7)
         """
         wake_tags(self, tags)
+
+    def copy_out(self, tags=None, to="host", *, limit="256MiB"):
+        """Begin to copy live memory to a file or to memory of the CPU while the program goes on.
+
+        The copy comes after all work that is queued on the device when this is called, and a thread
+        makes it. Until it has ended, the caller neither writes nor frees the memory that is copied;
+        nothing is duplicated on the device. `sleep` raises `InUseError` meanwhile. At most four
+        pieces of 2 MiB are queued on the device at once, so that copies of the program wait for
+        few bytes.
+
+        Parameters
+        ----------
+        tags : str, iterable of str, or mapping, optional
+            The tags: their used blocks are copied as bytes, named ``"TAG.0"``, ``"TAG.1"`` and so
+            on in the order of their addresses. None: all tags. Or tensors by name, such as a
+            PyTorch module's ``state_dict()`` or an optimizer's ``state_dict()["state"]``, of any
+            memory. They are copied where the caller has them, whichever arena that is.
+            Mappings may be nested: their names are joined by a dot. None as a tensor is left out.
+        to : str, path or mapping
+            A path, with a slash in it if it is a text: a safetensors file, which other files of the
+            name give way to once it is complete. "host": new memory of the CPU. Arrays of an
+            earlier copy to "host": the same memory again.
+        limit : int or str
+            Bytes of host memory that the copy may use besides its destination, pinned or not; at
+            least 1 MiB.
+
+        Returns
+        -------
+        gpumem.CopyOut
+            It has the progress, ``wait()`` for the path or for arrays of NumPy by name, and
+            ``cancel()``. The end of the program cancels a copy.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is invalid; there is no such tag; or a value is not a tensor, or has a dtype
+            that safetensors does not have. bfloat16 and float8 need the package ml_dtypes.
+        AsleepError
+            A tag is asleep.
+        CopyOutError
+            The file cannot be written: the disk is full, say.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> with arena.tag("weights"):
+        ...     weights = gpumem.full((2, 2), 7, "int16", resource=arena)
+        >>> arena.copy_out({"weights": weights}).wait()["weights"]
+        array([[7, 7],
+               [7, 7]], dtype=int16)
+        >>> arena.copy_out("weights").wait()["weights.0"].nbytes
+        8
+        """
+        from gpumem._tensor.copy_out import copy_out
+
+        self.require_own()
+        self.require_open()
+        named = isinstance(tags, Mapping)
+        return copy_out(self, tags if named else None,
+                        [] if named else named_tags(self, tags), to, limit)
 
     @property
     def asleep(self):

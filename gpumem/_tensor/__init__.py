@@ -2,7 +2,8 @@
 
 ``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers. ``create`` and ``like`` make
 tensors of new memory, ``imports`` of memory that others made, with DLPack's C exchange API.
-``virtual`` has `VirtualTensor`: its rows are committed and released.
+``virtual`` has `VirtualTensor`: its rows are committed and released. ``copy_out`` copies tensors to
+a file or to the CPU in a thread.
 """
 
 from gpumem._tensor.create import copy, empty, full, tensor_of, zeros

@@ -1,7 +1,8 @@
 from typing import Any, final
 
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._buffer.stream import _StreamLike
+from gpumem._buffer.stream import Stream, _StreamLike
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 
@@ -15,6 +16,10 @@ def from_dlpack(
 def asarray(
     x: Any, memory: MemoryInfo | Device | str | None = None, *, stream: _StreamLike = None
 ) -> Tensor: ...
+def tensor_on_stream(tensor: Tensor, stream: Stream) -> Tensor: ...
+def buffer_on_stream(
+    memory: MemoryInfo, address: int, nbytes: int, owner: object, stream: Stream
+) -> Buffer: ...
 
 @final
 class ForeignMemory(MemoryResource):

@@ -310,6 +310,25 @@ cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
     return tensor
 
 
+def tensor_on_stream(Tensor tensor not None, stream):
+    """Return a tensor over the same elements that belongs to another stream of its device.
+
+    It keeps the first one. Neither stream is ordered after the other.
+    """
+    cdef Buffer buffer = foreign_buffer(tensor.memory, tensor.buffer.address, tensor.buffer.nbytes,
+                                        tensor, stream)
+    cdef Tensor made = tensor_new(buffer, tensor.element, tensor.address, tensor.rank)
+    memcpy(made.lengths, tensor.lengths, tensor.rank * sizeof(int64_t))
+    memcpy(made.steps, tensor.steps, tensor.rank * sizeof(int64_t))
+    made.count = tensor.count
+    return made
+
+
+def buffer_on_stream(memory, uint64_t address, uint64_t nbytes, owner, stream):
+    """Return a buffer over the bytes of a block; the caller keeps the block. It keeps `owner`."""
+    return foreign_buffer(memory, address, nbytes, owner, stream)
+
+
 cdef object host_memory():
     global host_info
     if host_info is None:

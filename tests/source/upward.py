@@ -29,7 +29,7 @@ UPWARD = {
     ("_buffer", "_defaults"): "MemoryResource.from_config makes an arena or a pool",
     ("_buffer", "_snapshots"): "MemoryResource.snapshot",
     ("_buffer", "_tensor"): "Buffer.tensor",
-    ("_arena", "_tensor"): "Arena.virtual makes a virtual tensor",
+    ("_arena", "_tensor"): "Arena.virtual makes a virtual tensor, Arena.copy_out copies tensors",
     ("_arena", "_copy"): "Arena.staging is the arena of copies",
     ("_arena", "_events"): "Arena.tag labels the allocations of its tag",
     ("_arena", "_snapshots"): "GraphPool.snapshot",
