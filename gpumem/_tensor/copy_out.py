@@ -65,7 +65,11 @@ class CopyOut(Uncopied):
     """
 
     def __init__(
-        self, tensors: dict[str, Tensor], place: _File | _Memory, accesses: Accesses, limit: int
+        self,
+        tensors: dict[str, Tensor],
+        place: _TensorFile | _TensorArrays,
+        accesses: Accesses,
+        limit: int,
     ) -> None:
         if not isinstance(accesses, Accesses):
             raise TypeError("a CopyOut is made by Arena.copy_out")
@@ -185,11 +189,11 @@ def copy_out(
         # A piece of the file waits in as much memory again as it is staged through.
         most = nbytes // 2
         if isinstance(to, Mapping) or to == "host":
-            place: _File | _Memory = _Memory(named, to)
+            place: _TensorFile | _TensorArrays = _TensorArrays(named, to)
         else:
             path = Path(os.path.abspath(to))
             with _file_errors(path):
-                place = _File(named, path, most)
+                place = _TensorFile(named, path, most)
         undo.callback(place.close)
         copying = CopyOut(named, place, accesses, most)
         undo.pop_all()
@@ -272,7 +276,7 @@ def _copy_to(memory: np.ndarray[Any, Any], first: int, piece: Tensor) -> int:
     return end
 
 
-class _Memory:
+class _TensorArrays:
     """Arrays of NumPy, new or of an earlier copy."""
 
     def __init__(self, tensors: dict[str, Tensor], to: Any) -> None:
@@ -300,7 +304,7 @@ class _Memory:
         pass  # the arrays are the program's
 
 
-class _File:
+class _TensorFile:
     """A safetensors file beside its path until it is complete; pieces are written together."""
 
     def __init__(self, tensors: dict[str, Tensor], to: Path, most: int) -> None:
