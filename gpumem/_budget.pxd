@@ -8,6 +8,7 @@ tries again as long as they return True.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
+from gpumem._node cimport Node
 
 # The state of one request's calls of callbacks; all zeros at its start.
 cdef struct PressureState:
@@ -17,11 +18,13 @@ cdef struct PressureState:
     uint32_t retries        # because there was room at the second check
     BudgetCore* refusing    # before that call: the level that refused, and what it had used
     uint64_t used
+    bint others_asked       # the other processes of the node
     bint idle_released      # of the arenas below the level that refused
 
 cdef class Budget:
     cdef BudgetCore* core
     cdef readonly Budget parent
+    cdef Node member            # of the node that the tree's root leases from; or None
     cdef object pressure        # the callback; or None
     cdef set pressing           # threads that are inside it
     cdef object __weakref__

@@ -16,7 +16,12 @@ class Budget:
         parent: Budget | None = None,
         name: str | None = None,
         on_pressure: _Callback | None = None,
+        node: str | None = None,
+        priority: int = 0,
+        deadline: float = 1.0,
     ) -> None: ...
+    @property
+    def node(self) -> str | None: ...
     @property
     def parent(self) -> Budget | None: ...
     @staticmethod

@@ -1,5 +1,7 @@
-"""Budget: limits in a tree, shared by resources and users."""
+"""Budget: limits in a tree, shared by resources and users, and by processes of a node."""
 
+from math import isfinite
+from operator import index
 from threading import get_ident
 from weakref import WeakValueDictionary
 
@@ -12,6 +14,7 @@ from gpumem._native.budget cimport (
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
     holdings_free, release_idle_below, tell_crossed,
 )
+from gpumem._node cimport Node, node_join, node_of_level
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
@@ -38,7 +41,8 @@ cdef enum Step:
 
 cdef tuple STEPS = ("pending", "committed", "cancelled", "released")
 
-cdef tuple KEYWORDS = ("limit", "soft", "parent", "name", "on_pressure")
+cdef tuple KEYWORDS = ("limit", "soft", "parent", "name", "on_pressure", "node", "priority",
+                       "deadline")
 
 # Each device's own budget, as long as it is referred to.
 cdef object of_devices = WeakValueDictionary()
@@ -75,6 +79,16 @@ cdef class Budget:
     on_pressure : callable, optional
         ``on_pressure(budget, nbytes)``, called with the bytes that are needed. It may free memory:
         drop caches, shrink arenas. See Notes.
+    node : str, optional
+        A name that processes of this machine share, such as ``"gpu0"``, or one below it such as
+        ``"gpu0/tenant-a"``: `limit` then holds for all of them together. None as the limit keeps
+        the one that the name has. This process leases from the node in chunks of up to 256 MiB, and
+        returns what it does not use when another process lacks memory.
+    priority : int, optional
+        Of this process on the node, -2**31 to 2**31 - 1: those with lower ones are asked first.
+    deadline : float, optional
+        Seconds, above 0 to 3600, that a request waits for the other processes of the node to
+        release memory.
 
     Attributes
     ----------
@@ -85,6 +99,8 @@ cdef class Budget:
     ------
     TypeError, ValueError
         An argument is invalid, or the tree would have more than 31 levels.
+    NodeError
+        The node's page is another user's, damaged or full, or its name has another limit.
 
     Examples
     --------
@@ -114,6 +130,11 @@ cdef class Budget:
     BudgetExceededError, with the callbacks' exceptions as its cause; if it succeeds after all, they
     are passed to `sys.unraisablehook`.
 
+    Under a node's budget, the other processes are asked before this process's callbacks: those of
+    lower priority first. Each returns what it has leased and does not use, releases idle memory,
+    and then calls its callbacks on a thread of gpumem's. A process that is stopped costs the
+    deadline.
+
     A callback runs without any lock of gpumem's, on the thread that allocates, so it may run on
     several threads at once. Its own allocations may be refused; it is not called again for them on
     the same thread.
@@ -128,7 +149,7 @@ cdef class Budget:
     __signature__ = ClassSignature()
 
     def __cinit__(self, limit=MISSING, *excess, soft=None, parent=None, name=None,
-                  on_pressure=None, **others):
+                  on_pressure=None, node=None, priority=0, deadline=1.0, **others):
         # `__init__` has the signature. This runs first, so it refuses what does not fit it.
         if excess or others or limit is MISSING:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
@@ -139,18 +160,29 @@ cdef class Budget:
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
+        if node is not None:
+            if parent is not None:
+                raise ValueError(f"invalid parent = {parent!r} with node = {node!r}: a node's "
+                                 f"budget is a root")
+            self.member = member_of(node, hard, priority, deadline)
+            hard = BUDGET_UNLIMITED     # the node has the limit
+            name = node if name is None else name
+        elif parent is not None:
+            self.member = self.parent.member
         if self.parent is not None and self.parent.core.depth + 3 > BUDGET_DEPTH:
             raise ValueError(f"parent {self.parent.name!r} has {self.parent.core.depth} levels "
                              f"above it: a tree has up to {BUDGET_DEPTH - 1}")
         self.pressure = callback_of(on_pressure)
         self.pressing = set()
         title = ("budget" if name is None else name).encode("utf-8", "replace")
-        self.core = budget_make(NULL if parent is None else self.parent.core, title, hard, gentle,
-                                False)
+        self.core = budget_make(level_above(self), title, hard, gentle, False)
         require_memory(self.core != NULL, "allocating a budget")
         self.core.face = <void*>self
+        if self.member is not None:
+            self.member.budgets.add(self)
 
-    def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
+    def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None, node=None,
+                 priority=0, deadline=1.0):
         """Take the arguments that the class describes."""
         # __cinit__ has made it.
 
@@ -206,12 +238,17 @@ cdef class Budget:
         `on_pressure` is called once with the bytes above the new limit. A limit below `soft` means
         that `soft` is not reached any more.
         """
+        if self.node is not None:
+            return next((level.limit for level in self.member.levels()), None)
         return or_none(budget_load(&self.core.limit))
 
     @limit.setter
     def limit(self, value):
         cdef uint64_t limit = bytes_of("limit", value)
         cdef uint64_t used
+        if self.node is not None:
+            self.member.set_limit(limit)
+            return
         store64(&self.core.limit, limit)
         used = budget_load(&self.core.used)
         if used > limit:
@@ -238,6 +275,11 @@ cdef class Budget:
     def on_pressure(self, value):
         self.pressure = callback_of(value)
 
+    @property
+    def node(self):
+        """Name of the node's budget that it is this process's part of; None: of none."""
+        return None if self.member is None or self.parent is not None else self.member.name
+
     # ---- what it holds ---------------------------------------------------------------------------
 
     @property
@@ -262,9 +304,14 @@ cdef class Budget:
     @property
     def free(self):
         """Bytes that could be charged here now, under every limit above too; None: no limit."""
+        cdef uint64_t room
         release_retired(False)
-        unlimited = budget_ceiling(self.core) == BUDGET_UNLIMITED
-        return None if unlimited else budget_room(self.core)
+        if self.member is None:
+            unlimited = budget_ceiling(self.core) == BUDGET_UNLIMITED
+            return None if unlimited else budget_room(self.core)
+        self.member.levels()        # reads what the node has left
+        room = budget_room(self.core)
+        return None if room >= BUDGET_UNLIMITED else room
 
     def holders(self):
         """Return the holders of its bytes: (name, bytes) of each, the largest first.
@@ -436,6 +483,25 @@ cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
     return soft
 
 
+cdef Node member_of(object name, uint64_t limit, object priority, object deadline):
+    if not isinstance(name, str):
+        raise TypeError(f"node must be a str, not {type(name).__name__}")
+    priority = index(priority)
+    if not -1 << 31 <= priority < 1 << 31:
+        raise ValueError(f"invalid priority = {priority}: expected -2**31 to 2**31 - 1")
+    if not isinstance(deadline, (int, float)) or isinstance(deadline, bool):
+        raise TypeError(f"deadline must be a number, not {type(deadline).__name__}")
+    if not isfinite(deadline) or not 0 < deadline <= 3600:
+        raise ValueError(f"invalid deadline = {deadline}: expected above 0 to 3600 seconds")
+    return node_join(name, limit, priority, deadline, relieve_node)
+
+
+cdef BudgetCore* level_above(Budget budget) noexcept:
+    if budget.parent is not None:
+        return budget.parent.core
+    return NULL if budget.member is None else budget.member.level()
+
+
 cdef object or_none(uint64_t value):
     return None if value == BUDGET_UNLIMITED else value
 
@@ -499,7 +565,7 @@ cdef void refund(Reservation reservation) noexcept:
 
 
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1:
-    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
+    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False, False)
     cdef list errors = []
     while not budget_admit(level, nbytes):
         if not call_pressure_callback(level, nbytes, &pressure, errors):
@@ -533,6 +599,10 @@ cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureSta
         if pressure.retries <= MAX_RETRIES:
             return True
         refusing = budget_tightest(users_level(level))
+    if refusing.node != NULL and not pressure.others_asked:
+        pressure.others_asked = True
+        if node_of_level(refusing).ask(nbytes):
+            return True
     note_outcome(pressure, refusing)
     called = first_to_call(refusing, NULL, pressure)
     if called == NULL:
@@ -545,6 +615,24 @@ cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureSta
     # Arenas that it dropped keep their charges until they are released.
     release_retired(False)
     return True
+
+
+def relieve_node(Node member not None, uint64_t nbytes):
+    """Call the callbacks of this process because another one lacks memory, and release theirs."""
+    cdef BudgetCore* level = member.level()
+    cdef list errors = []
+    for budget in sorted(member.budgets, key=depth_of):
+        if (<Budget>budget).pressure is not None:
+            call(budget, nbytes, errors)
+    release_retired(False)
+    if release_idle_below != NULL:
+        with nogil:
+            release_idle_below(level, nbytes, NULL)
+    report_errors(errors)
+
+
+def depth_of(Budget budget not None):
+    return budget.core.depth
 
 
 cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, const BudgetCore* asking,
@@ -660,7 +748,6 @@ tell_crossed = call_crossing_callbacks
 
 cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1:
     cdef BudgetCore* refusing = budget_refusing(users_level(level), nbytes)
-    cdef uint64_t used, limit
     if refusing == NULL:
         refusing = budget_tightest(users_level(level))
     used = budget_load(&refusing.used)
@@ -668,6 +755,14 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     path = path_of(level)
     holders = holders_of(refusing)
     name = refusing.name.decode()
+    missing = missing_bytes(refusing, nbytes)
+    if refusing.node != NULL:
+        member = node_of_level(refusing)
+        above = member.levels()
+        path = path[:-1] + above        # the last one is this process's part of the node
+        name, used, limit = min(above, key=room_of)
+        missing -= min(missing, room_of((name, used, limit)))
+        holders = tuple((member.text_of(each), each.held) for each in member.holders())
     held = ", ".join(f"{holder} {format_size(n)}" for holder, n in holders) or "nothing"
     levels = ", within ".join(map(shown, path))
     advice = (f"the request alone is larger than the limit of {name!r}: raise it" if nbytes > limit
@@ -684,7 +779,12 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
         + "".join(f"\n{line}" for line in (
             report.owners(), collection_text(report.collected or 0, report.cycles)) if line),
         report.under(path, advice), budget=name, limit=limit,
-        missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
+        missing=missing, path=path, holders=holders) from cause_of(errors)
+
+
+def room_of(level):
+    _, used, limit = level
+    return BUDGET_UNLIMITED if limit is None else max(limit - used, 0)
 
 
 cdef object cause_of(list errors):

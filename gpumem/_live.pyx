@@ -181,7 +181,9 @@ cdef void add_budget(const BudgetCore* level, void* context) noexcept nogil:
         copy.budgets_left_out += 1
         return
     entry.id = level.serial
-    entry.parent = 0 if level.parent == NULL else level.parent.serial
+    # The parent of a root that leases from a node counts leases, not what is used.
+    entry.parent = (0 if level.parent == NULL or level.parent.is_account
+                    else level.parent.serial)
     memset(entry.name, 0, sizeof(entry.name))
     snprintf(entry.name, sizeof(entry.name), "%s", level.name)
     entry.used = budget_load(&level.used)

@@ -37,6 +37,7 @@ __all__ = [
     "ModelGraphError",
     "ModelSizeError",
     "NoAllocatorError",
+    "NodeError",
     "NonMonotonicError",
     "NotPublishedError",
     "NotSealedError",
@@ -173,6 +174,10 @@ class BudgetExceededError(OutOfMemoryError):
 
 class ReservationError(GpumemError, ValueError):
     """An invalid step of a reservation: too late, or too early."""
+
+
+class NodeError(GpumemError, RuntimeError):
+    """The shared budget of a node cannot be used: its page is another user's, damaged, or full."""
 
 
 class SourceError(GpumemError, RuntimeError):

@@ -14,6 +14,7 @@ __all__ = [
     "BlockInfo",
     "BudgetLevel",
     "LimitInForce",
+    "NodeHolder",
     "OutOfMemoryReport",
     "PoolStats",
     "RetainedRegion",
@@ -309,6 +310,35 @@ class ShrinkReport:
             for region in self.retained
         }
         return html_table(f"gpumem.ShrinkReport: {self._summary()}", rows)
+
+
+class NodeHolder(NamedTuple):
+    """One process that leases memory from the budget of a node, at one moment.
+
+    Attributes
+    ----------
+    name : str
+        The name that it leases under.
+    process : int
+        Its id, in its own PID namespace.
+    held : int
+        Bytes that it has leased.
+    priority : int
+    alive : bool
+        False: the process has ended, and the next process that lacks memory refunds its bytes.
+    answered : float
+        When it last began to serve a request of others: seconds of the monotonic clock; 0: never.
+    released : int
+        Bytes that it then returned.
+    """
+
+    name: str
+    process: int
+    held: int
+    priority: int
+    alive: bool
+    answered: float
+    released: int
 
 
 class BudgetLevel(NamedTuple):

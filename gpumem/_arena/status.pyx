@@ -102,7 +102,7 @@ cdef int under_pressure(Arena arena,
 
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
                                  uint32_t flags, uint64_t* address) noexcept nogil:
-    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
+    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False, False)
     cdef ArenaCore* core = hook_core(hook)
     cdef int status = ARENA_OVER_BUDGET
     while status == ARENA_OVER_BUDGET and budget_call_pressure(

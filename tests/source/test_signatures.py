@@ -52,7 +52,11 @@ def test_every_public_class_has_a_signature_or_is_made_by_others():
 @pytest.mark.parametrize(
     ("kind", "signature"),
     [
-        (gpumem.Budget, "(limit, *, soft=None, parent=None, name=None, on_pressure=None)"),
+        (
+            gpumem.Budget,
+            "(limit, *, soft=None, parent=None, name=None, on_pressure=None, node=None, "
+            "priority=0, deadline=1.0)",
+        ),
         (gpumem.MemoryResource, "(memory, *, name=None, budget=None, count='reserved')"),
         (gpumem.Stream, "(device)"),
         (gpumem.Event, "(device)"),

@@ -36,11 +36,12 @@ typedef struct BudgetCore {
     uint32_t crossed; /* `used` has passed `soft`, which is not reported yet (atomic) */
     uint32_t depth;   /* levels above it */
     uint64_t serial;  /* of the level in its process, from 1; never used again */
-    uint64_t padding;
+    uint64_t spare;   /* bytes that the node of a leased level had left when last read (atomic) */
     uint64_t pending; /* of `used`: in reservations that are not committed (atomic) */
     int32_t references; /* (atomic) */
     int is_account; /* a resource's; it may have a limit of its own */
     char *name;
+    void *node; /* the part of a node's budget that this level leases; NULL: it leases nothing */
     void *face; /* the Budget object; not owned, ends before the level; interpreter lock */
     /* Under the lock of the trees. */
     struct BudgetCore *child; /* the youngest */
@@ -60,11 +61,13 @@ static inline uint64_t budget_left(const BudgetCore *level) {
     return used < limit ? limit - used : 0;
 }
 
-/* Returns the bytes that a charge could have now. */
+/* Returns the bytes that a charge could have now, with what the level's node could lease to it. */
 static inline uint64_t budget_room(const BudgetCore *from) {
     uint64_t room = BUDGET_UNLIMITED;
-    for (; from; from = from->parent)
-        if (budget_left(from) < room) room = budget_left(from);
+    for (; from; from = from->parent) {
+        uint64_t left = budget_left(from) + budget_load(&from->spare);
+        if (left < room) room = left;
+    }
     return room;
 }
 

@@ -27,10 +27,12 @@ cdef extern from "budget.h" nogil:
         uint32_t crossed
         uint32_t depth
         uint64_t serial
+        uint64_t spare
         uint64_t pending
         int32_t references
         bint is_account
         char* name
+        void* node
         void* face
         BudgetCore* child
         BudgetCore* older
@@ -41,6 +43,7 @@ cdef extern from "budget.h" nogil:
     uint64_t budget_left(const BudgetCore* level)
     uint64_t budget_room(const BudgetCore* level)
     BudgetCore* budget_refusing(BudgetCore* level, uint64_t nbytes)
+    uint64_t budget_add(BudgetCore* level, uint64_t nbytes)
     BudgetCharge budget_charge(BudgetCore* level, uint64_t nbytes)
     void budget_uncharge(BudgetCore* level, uint64_t nbytes)
 
@@ -92,9 +95,15 @@ cdef void (*tell_crossed)() noexcept
 cdef uint64_t (*release_idle_below)(const BudgetCore* level, uint64_t missing,
                                     const BudgetCore* asking) noexcept nogil
 
+# Leases memory from the node, if a level that leases has refused; False: it got none. It asks no
+# other process. Set by the module of nodes.
+cdef bint (*lease_for)(BudgetCore* level, uint64_t nbytes) noexcept nogil
+
 # Charges every level or none; False: one refuses. More than 0 bytes.
 cdef inline bint budget_admit(BudgetCore* level, uint64_t nbytes) noexcept nogil:
     cdef BudgetCharge charged = budget_charge(level, nbytes)
+    while charged == BUDGET_REFUSED and lease_for != NULL and lease_for(level, nbytes):
+        charged = budget_charge(level, nbytes)
     if charged == BUDGET_CROSSED:
         budget_note_crossed()
     return charged != BUDGET_REFUSED

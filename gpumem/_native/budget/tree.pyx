@@ -18,6 +18,7 @@ cdef uint32_t crossings = 0     # some level may be crossed (atomic)
 
 tell_crossed = NULL
 release_idle_below = NULL
+lease_for = NULL
 
 
 # ---- creation and end ----------------------------------------------------------------------------

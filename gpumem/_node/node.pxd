@@ -1,0 +1,26 @@
+"""The budget of a node: a page of this machine that processes of one user lease memory from."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._native.budget cimport BudgetCore
+from gpumem._node.page cimport NodeCore
+
+# This process's part of a name of a node. There is one for each name; it lives as long as the
+# process.
+cdef class Node:
+    cdef NodeCore* core
+    cdef readonly str name
+    cdef readonly object budgets        # below `level`; weak references
+    # Frees memory of this process; called with the bytes that another process lacks.
+    cdef object relieve
+    cdef set relieving                  # threads that are inside it
+    cdef BudgetCore* level(self) noexcept
+    # Asks the other processes to release memory, and leases it; False: they did not, in time.
+    cdef bint ask(self, uint64_t nbytes) except -1
+    cdef int set_limit(self, uint64_t limit) except -1
+
+# The one that a level leases from; the level has a node.
+cdef Node node_of_level(const BudgetCore* level)
+
+# Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.
+cdef Node node_join(str name, uint64_t limit, object priority, object deadline, object relieve)

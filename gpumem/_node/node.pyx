@@ -1,0 +1,329 @@
+"""A node as Python sees it: this process's part, and the view of others."""
+
+import grp
+import os
+import re
+from threading import get_ident
+from weakref import WeakSet
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, strncmp
+
+from gpumem._native.budget cimport (
+    budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
+)
+from gpumem._node.page cimport (
+    ask_others, close_page, ensure_open, keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY,
+    NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT,
+    NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM, NODE_VERSION, NodeCore, NodePage, NodeSlot,
+    open_page, read_page, room_under, slot_is_dead, sum_under, TEXT_BYTES, unlock_names,
+    write_limit, JOIN_WAIT, POLL,
+)
+from gpumem._support.atomics cimport store64
+from gpumem._support.clock cimport clock_ns, sleep_ns
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.memory cimport require_memory
+from gpumem._support.process cimport call_unraisable
+
+from gpumem._support.sizes import format_size
+from gpumem.errors import NodeError
+from gpumem.stats import BudgetLevel, NodeHolder
+
+
+cdef dict nodes = {}            # this process's by name
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}(/[A-Za-z0-9_.-]{1,32}){0,3}", re.ASCII)
+
+
+cdef class Node:
+    def __cinit__(self, name, priority, relieve):
+        self.name = name
+        self.budgets = WeakSet()
+        self.relieve = relieve
+        self.relieving = set()
+        self.core = make_core(name)
+        self.core.own.priority = priority
+        self.core.face = <void*>self
+        self.core.relieve = call_relieve
+
+    def __dealloc__(self):
+        # It could not join: one that has joined is never dropped.
+        if self.core != NULL:
+            budget_drop(self.core.level)
+            free(self.core.page)
+            free(self.core)
+
+    cdef BudgetCore* level(self) noexcept:
+        return self.core.level
+
+    cdef bint ask(self, uint64_t nbytes) except -1:
+        cdef uint64_t left
+        cdef bint leased
+        if get_ident() in self.relieving:
+            return False        # processes that ask each other would wait for each other
+        with nogil:
+            lock_acquire(&self.core.asks)
+            lock_acquire(&self.core.lock)
+            left = budget_left(self.core.level)
+            leased = left >= nbytes or ask_others(self.core, nbytes - left)
+            lock_release(&self.core.lock)
+            lock_release(&self.core.asks)
+        return leased
+
+    cdef int set_limit(self, uint64_t limit) except -1:
+        change_limit(self.core, limit, True)
+
+    def levels(self):
+        """Return a BudgetLevel of this name and of each above it."""
+        cdef NodePage page
+        cdef uint32_t name = self.core.own.name
+        found = []
+        require_outcome(self.core, copy_page(self.core, &page))
+        while True:
+            found.append(level_of(&page, name))
+            if page.names[name].parent == 0:
+                return tuple(found)
+            name = page.names[name].parent - 1
+
+    def holders(self):
+        """Return a NodeHolder of each process on the node, the largest first."""
+        cdef NodePage page
+        require_outcome(self.core, copy_page(self.core, &page))
+        return holders_of(self.core, &page)
+
+    def text_of(self, holder):
+        """Say who a holder is, and why it could not release what this process asked for."""
+        text = f"process {holder.process} ({holder.name}), "
+        if holder.process == self.core.own.process:
+            return text + "this one:"
+        if not holder.alive:
+            return text + "which has ended:"
+        if holder.answered < self.core.own.asked_at / 1e9:
+            return text + f"which did not answer within {self.core.deadline / 1e9:g} s:"
+        return text + f"which released {format_size(holder.released)}:"
+
+
+cdef void call_relieve(NodeCore* node, uint64_t nbytes) noexcept with gil:
+    cdef Node face = <Node>node.face
+    thread = get_ident()
+    face.relieving.add(thread)
+    call_unraisable(face.relieve, (face, nbytes), None)
+    face.relieving.discard(thread)
+
+
+cdef Node node_of_level(const BudgetCore* level):
+    return <Node>(<NodeCore*>level.node).face
+
+
+cdef int copy_page(NodeCore* core, NodePage* page) noexcept nogil:
+    """Read the page as it is at one moment."""
+    cdef uint32_t refusing, i
+    cdef bint is_same = False
+    cdef int outcome
+    lock_acquire(&core.lock)
+    outcome = ensure_open(core)
+    for i in range(MAX_READS):
+        if outcome != NODE_OK or is_same:
+            break
+        outcome = read_page(core)
+        # Two reads in a row agree: no slot changed between its own reads.
+        is_same = i > 0 and memcmp(page, core.page, sizeof(NodePage)) == 0
+        memcpy(page, core.page, sizeof(NodePage))
+    if outcome == NODE_OK and core.level != NULL:
+        store64(&core.level.spare, room_under(core, False, &refusing))
+    lock_release(&core.lock)
+    return outcome
+
+
+cdef object level_of(const NodePage* page, uint32_t name):
+    cdef uint64_t limit = page.names[name].limit
+    return BudgetLevel(page.names[name].text.decode("ascii", "replace"),
+                       sum_under(page, name, True), None if limit >= BUDGET_UNLIMITED else limit)
+
+
+cdef tuple holders_of(NodeCore* core, const NodePage* page):
+    cdef const NodeSlot* slot
+    cdef uint32_t i
+    found = []
+    for i in range(NODE_SLOTS):
+        slot = &page.slots[i]
+        if slot.check == 0:
+            continue
+        found.append(NodeHolder(
+            page.names[slot.name].text.decode("ascii", "replace"), slot.process, slot.held,
+            slot.priority, not slot_is_dead(core, i), slot.answered_at / 1e9, slot.answered_bytes))
+    return tuple(sorted(found, key=lambda holder: -holder.held))
+
+
+cdef NodeCore* make_core(str name) except NULL:
+    cdef NodeCore* core
+    cdef bytes text
+    if not NAME.fullmatch(name) or len(name) >= TEXT_BYTES or set(name.split("/")) & {".", ".."}:
+        raise ValueError(f"invalid node = {name!r}: expected 1 to 4 parts of 1 to 32 letters, "
+                         f"digits, '_', '-' and '.', with '/' between them, such as "
+                         f"'gpu0/tenant-a', and at most {TEXT_BYTES - 1} characters")
+    group = read_group()
+    core = <NodeCore*>calloc(1, sizeof(NodeCore))
+    require_memory(core != NULL, "joining a node")
+    core.page = <NodePage*>calloc(1, sizeof(NodePage))
+    require_memory(core.page != NULL, "joining a node")
+    owner = f"g{group}" if group else str(os.geteuid())
+    text = f"/dev/shm/gpumem-node-{owner}-{name.partition('/')[0]}".encode()
+    memcpy(core.path, <const char*>text, len(text) + 1)
+    text = name.encode()
+    memcpy(core.name, <const char*>text, len(text) + 1)
+    lock_init(&core.lock)
+    core.group = group
+    core.limit = BUDGET_UNLIMITED
+    core.fd = core.bell = -1
+    return core
+
+
+cdef uint32_t read_group() except? <uint32_t>-1:
+    name = os.environ.get("GPUMEM_NODE_GROUP", "")
+    if not name:
+        return 0
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except (KeyError, OverflowError):
+        raise NodeError(f"invalid GPUMEM_NODE_GROUP = {name!r}: expected the name or the number of "
+                        f"a group") from None
+
+
+cdef int require_outcome(NodeCore* core, int outcome) except -1:
+    """Raise what an outcome means."""
+    if outcome == NODE_OK:
+        return 0
+    path = core.path.decode()
+    owner = f"of group {core.group}, mode 0660" if core.group else "of this user, mode 0600"
+    texts = {
+        NODE_SYSTEM: f"cannot open or write {path}: {os.strerror(core.error)}",
+        NODE_FOREIGN: f"{path} is another user's, or open to others: expected a regular file "
+                      f"{owner}",
+        NODE_DAMAGED: f"{path} has been cut or overwritten; remove it once no process uses it",
+        NODE_OTHER_VERSION: f"{path} is of another version of gpumem: expected {NODE_VERSION}",
+        NODE_BUSY: f"another process keeps {path} locked: it joins, or changes a limit",
+        NODE_FULL: f"{path} is full: it has room for {NODE_NAMES} names of 1 to "
+                   f"{NODE_SLOTS} processes",
+        NODE_GONE: f"{path} was removed",
+        NODE_ABSENT: f"there is no node {core.name.decode().partition('/')[0]!r} ({path})",
+        NODE_OTHER_LIMIT: f"{core.name.decode()!r} is in use with another limit: expected that "
+                          f"one, or None",
+    }
+    raise NodeError(texts[outcome])
+
+
+cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1:
+    """Set the limit of a name; unless it may differ, only where no process uses the name."""
+    cdef int outcome
+    cdef uint64_t until = clock_ns() + JOIN_WAIT
+    with nogil:
+        lock_acquire(&core.lock)
+        outcome = ensure_open(core)
+        while outcome == NODE_OK and not lock_names(core):
+            outcome = NODE_BUSY if clock_ns() > until else NODE_OK
+            sleep_ns(POLL)
+        if outcome == NODE_OK:
+            outcome = read_page(core)
+            if outcome == NODE_OK:
+                outcome = write_limit(core, core.own.name, limit, may_differ)
+            unlock_names(core)
+        lock_release(&core.lock)
+    return require_outcome(core, outcome)
+
+
+cdef Node node_join(str name, uint64_t limit, object priority, object deadline, object relieve):
+    cdef Node node = nodes.get(name)
+    cdef NodeCore* core
+    cdef int outcome
+    cdef uint64_t wait = int(deadline * 1e9)
+    cdef bint is_new = node is None
+    if is_new:
+        node = Node(name, priority, relieve)
+    core = node.core
+    if core.level == NULL:
+        core.level = budget_make(NULL, core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
+        require_memory(core.level != NULL, "joining a node")
+        core.level.used = BUDGET_UNLIMITED      # nothing is leased
+        core.level.node = core
+    with nogil:
+        lock_acquire(&core.lock)
+        core.limit = limit
+        core.deadline = wait
+        outcome = ensure_open(core)
+        lock_release(&core.lock)
+    require_outcome(core, outcome)
+    if not is_new and limit != BUDGET_UNLIMITED:
+        change_limit(core, limit, False)
+    if is_new:
+        keep_node(core)
+        nodes[name] = node
+    return node
+
+
+# ---- looks from outside --------------------------------------------------------------------------
+
+def node_files():
+    """Return the names of the nodes of this user, or of the group that is set."""
+    group = read_group()
+    prefix = f"gpumem-node-{f'g{group}' if group else os.geteuid()}-"
+    return sorted(name.removeprefix(prefix) for name in os.listdir("/dev/shm")
+                  if name.startswith(prefix) and NAME.fullmatch(name.removeprefix(prefix)))
+
+
+cdef class NodeView:
+    """A node as others see it: it has no slot and leases nothing."""
+
+    cdef NodeCore* core
+
+    def __cinit__(self, name):
+        cdef int outcome
+        self.core = make_core(name)
+        outcome = open_page(self.core, False)
+        if outcome == NODE_OK:
+            unlock_names(self.core)
+        require_outcome(self.core, outcome)
+        self.core.slot = NODE_SLOTS
+
+    def __dealloc__(self):
+        if self.core != NULL:
+            close_page(self.core)
+            free(self.core.page)
+            free(self.core)
+
+    def read(self):
+        """Return a BudgetLevel of each name, and a NodeHolder of each process."""
+        cdef NodePage page
+        cdef uint32_t i
+        require_outcome(self.core, copy_page(self.core, &page))
+        levels = tuple(level_of(&page, i) for i in range(NODE_NAMES) if page.names[i].check)
+        return levels, holders_of(self.core, &page)
+
+    def set_limit(self, limit):
+        """Set the limit of the name that was given; None: no limit of its own."""
+        cdef NodePage page
+        cdef uint32_t i
+        require_outcome(self.core, copy_page(self.core, &page))
+        for i in range(NODE_NAMES):
+            if page.names[i].check and strncmp(page.names[i].text, self.core.name,
+                                               TEXT_BYTES) == 0:
+                self.core.own.name = i
+                change_limit(self.core, BUDGET_UNLIMITED if limit is None else limit, True)
+                return
+        raise NodeError(f"there is no name {self.core.name.decode()!r}: expected one of "
+                        + ", ".join(level.name for level in self.read()[0]))
+
+    def remove(self):
+        """Remove the node, unless a process uses it."""
+        users = []
+        if not lock_names(self.core):
+            require_outcome(self.core, NODE_BUSY)
+        try:
+            users += [holder.process for holder in self.read()[1] if holder.alive]
+            if not users:
+                os.unlink(self.core.path.decode())
+        finally:
+            unlock_names(self.core)
+        if users:
+            raise NodeError(f"node {self.core.name.decode()!r} is in use by processes {users}")

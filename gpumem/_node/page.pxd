@@ -1,0 +1,117 @@
+"""The page of a node, and this process's slot of it: below the interpreter."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from gpumem._native.budget cimport BudgetCore
+from gpumem._support.lock cimport Lock
+
+cdef enum:
+    NODE_VERSION = 1            # changes with the structs below
+    NODE_NAMES = 31
+    NODE_SLOTS = 128
+    RECORD_BYTES = 128
+    RECORD_WORDS = 16
+    TEXT_BYTES = 96
+    MAX_READS = 64              # of a page, until each record's checksum fits
+    MAX_CLAIMS = 16             # for one lease
+    CHUNK = 268435456           # bytes of a lease
+    CHUNK_PARTS = 16            # and at most this part of what the node has left
+    JOIN_WAIT = 2_000_000_000   # ns that a process waits for another one that joins
+    POLL = 200_000              # ns between two looks of a process that waits for others
+
+cdef enum Outcome:
+    NODE_OK
+    NODE_SYSTEM                 # `error` has the errno
+    NODE_FOREIGN
+    NODE_DAMAGED
+    NODE_OTHER_VERSION
+    NODE_BUSY
+    NODE_FULL
+    NODE_GONE
+    NODE_OTHER_LIMIT
+    NODE_ABSENT
+
+# How a process answered a request of another one.
+cdef enum Answer:
+    ANSWER_NONE
+    ANSWER_IDLE                 # it released idle memory
+    ANSWER_CALLBACKS            # it also called its callbacks
+
+cdef struct NodeHeader:
+    char[8] magic
+    uint32_t version
+    uint32_t names
+    uint32_t slots
+    uint32_t record_bytes
+    uint64_t[13] unused
+
+# A record that is all zeros is free.
+cdef struct NodeName:
+    uint64_t check              # of the words after it
+    uint64_t limit
+    uint64_t parent             # its number, from 1 and lower than this one's; 0: the root
+    char[TEXT_BYTES] text       # from the root on, such as "gpu0/tenant-a"; ended by a 0
+    uint64_t unused
+
+cdef struct NodeSlot:
+    uint64_t check              # of the words after it
+    uint64_t serial             # of the write
+    uint64_t claim              # bytes: leased, or to be leased
+    uint64_t held               # bytes that are leased
+    uint32_t name               # index
+    int32_t process             # its id in its own PID namespace
+    int64_t priority
+    uint64_t asked_bytes        # that it lacks; 0: it asks for nothing
+    uint64_t asked_at           # ns, monotonic
+    uint64_t asked_until
+    int64_t asked_priority      # up to which the others are asked
+    uint64_t asked_name         # index of the name that refuses
+    uint64_t answered_at        # ns, monotonic: when it began to serve the requests up to then
+    uint64_t answered_bytes     # released
+    uint64_t answer
+    uint64_t[2] unused
+
+cdef struct NodePage:
+    NodeHeader header
+    NodeName[NODE_NAMES] names
+    NodeSlot[NODE_SLOTS] slots
+
+cdef struct NodeCore:
+    Lock asks                   # acquired before `lock`: one thread asks at a time
+    Lock lock                   # of everything below
+    char[TEXT_BYTES] name
+    char[256] path
+    uint32_t group              # id; 0: pages are the user's own
+    uint64_t limit              # that the name must have
+    uint64_t deadline           # ns
+    int fd                      # -1: not open
+    int bell
+    int error
+    uint32_t slot               # index
+    NodeSlot own                # as the page has it
+    NodePage* page              # as last read
+    BudgetCore* level           # what is leased is what is left in it, with what it has charged
+    NodeCore* next
+    void* face                  # the Node
+    # Calls the callbacks of this process; takes the interpreter lock.
+    void (*relieve)(NodeCore* node, uint64_t nbytes) noexcept nogil
+
+# Releases the slot's lock and the thread of this process with it; for a view, which has neither.
+cdef void close_page(NodeCore* node) noexcept nogil
+# Opens the file, checks who owns it, and acquires the lock of those that change names.
+cdef int open_page(NodeCore* node, bint make) noexcept nogil
+# Joins, if this process has not. Caller holds `lock`; so for all below.
+cdef int ensure_open(NodeCore* node) noexcept nogil
+cdef int read_page(NodeCore* node) noexcept nogil
+cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit, bint may_differ) noexcept nogil
+cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil
+# The lock of those that change names; False: another open file has it.
+cdef bint lock_names(NodeCore* node) noexcept nogil
+cdef void unlock_names(NodeCore* node) noexcept nogil
+cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil
+# Bytes that are held, or claimed, under a name.
+cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept nogil
+# Bytes that this process's name and those above it have left, and the one that has the least left.
+cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) noexcept nogil
+# Has the children of forks leave the node.
+cdef void keep_node(NodeCore* node) noexcept nogil

@@ -1,0 +1,662 @@
+"""Limits that processes of one machine share: a page in shared memory, without a server.
+
+The page of a node is the file /dev/shm/gpumem-node-<user id>-<node>, mode 0600, or with
+GPUMEM_NODE_GROUP set gpumem-node-g<group id>-<node>, mode 0660. It has a header, a tree of names
+with limits, and a slot for each process. A slot counts what its process has leased. The process
+leases in chunks, and its budgets charge what it has leased, so a charge that fits touches no page.
+
+The sum of the slots is the only total, so a process that is killed in any instruction loses
+nothing: its slot is refunded as a whole. A lease first claims its bytes in its own slot and then
+reads all slots. If the claims of all are within each limit, the claim is held; else it is withdrawn.
+Of two processes that claim at the same time, the later one reads both claims, so the held bytes
+never exceed a limit. No lock is held meanwhile: a stopped process delays nobody.
+
+Each process holds a lock of the kernel on its slot's bytes of the file, which ends with the process
+in any PID namespace. A process that gets the lock of a slot has found a dead one.
+
+The page is read and written by system calls and never mapped: a file that another program cuts off
+ends a read early, where an access of a mapping would be fatal, and a file that can be found by its
+name cannot be sealed. Each record has a checksum, because a read may see half of a write; numbers
+and texts of a record are checked before they are used.
+
+A process that lacks memory writes that into its slot and touches the file's times. A thread in each
+process waits for that, releases what is idle, and calls the `on_pressure` callbacks.
+"""
+
+from libc.errno cimport EACCES, ENOENT, errno
+from libc.string cimport memcmp, memcpy, memset, strlen, strncmp
+from posix.unistd cimport close, getpid
+
+from gpumem._native.budget cimport (
+    budget_add, budget_left, budget_load, budget_refusing, budget_uncharge, BUDGET_UNLIMITED,
+    lease_for, release_idle_below,
+)
+from gpumem._support.atomics cimport store64
+from gpumem._support.clock cimport clock_ns, sleep_ns
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport on_fork, process_is_exiting
+
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <poll.h>
+    #include <sys/inotify.h>
+    #include <sys/stat.h>
+    #include <unistd.h>
+
+    /* Takes or drops the lock on a byte of an open file; False: another open file has it. */
+    static int byte_lock(int fd, int64_t offset, int kind) {
+        struct flock lock = {.l_type = (short)kind, .l_whence = SEEK_SET, .l_start = offset,
+                             .l_len = 1};
+        return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+    }
+
+    static int bell_open(const char *path) {
+        int bell = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+        if (bell >= 0 && inotify_add_watch(bell, path, IN_ATTRIB) < 0) {
+            close(bell);
+            bell = -1;
+        }
+        return bell;
+    }
+
+    /* Waits for the bell; without one, 50 ms. */
+    static void bell_wait(int bell) {
+        char events[4096];
+        struct pollfd waiting = {.fd = bell, .events = POLLIN};
+        poll(&waiting, 1, bell < 0 ? 50 : -1);
+        while (bell >= 0 && read(bell, events, sizeof events) > 0) {}
+    }
+
+    static void bell_ring(int fd) { futimens(fd, NULL); }
+    static void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+    """
+    enum:
+        F_WRLCK
+        F_UNLCK
+        O_CLOEXEC
+        O_CREAT
+        O_NOFOLLOW
+        O_RDWR
+    ctypedef struct Stat "struct stat":
+        uint32_t st_mode
+        uint32_t st_uid
+        uint32_t st_gid
+        uint64_t st_nlink
+        int64_t st_size
+    int open_file "open"(const char* path, int flags, unsigned int mode) nogil
+    int fstat(int fd, Stat* status) nogil
+    int fchmod(int fd, unsigned int mode) nogil
+    int fchown(int fd, uint32_t user, uint32_t group) nogil
+    int ftruncate(int fd, int64_t size) nogil
+    uint32_t geteuid() nogil
+    bint S_ISREG(uint32_t mode) nogil
+    int64_t pread(int fd, void* into, size_t nbytes, int64_t offset) nogil
+    int64_t pwrite(int fd, const void* data, size_t nbytes, int64_t offset) nogil
+    bint byte_lock(int fd, int64_t offset, int kind) noexcept nogil
+    int bell_open(const char* path) noexcept nogil
+    void bell_wait(int bell) noexcept nogil
+    void bell_ring(int fd) noexcept nogil
+    void fence() noexcept nogil
+
+cdef extern from "threads.h" nogil:
+    ctypedef struct pthread_t:
+        pass
+    int thread_start(pthread_t* thread, bint detached, size_t stack_bytes,
+                     void* (*run)(void*) noexcept nogil, void* argument)
+
+cdef NodeCore* all_nodes = NULL
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+cdef uint64_t checksum(const void* record) noexcept nogil:
+    cdef const uint64_t* words = <const uint64_t*>record
+    cdef uint64_t sum = 0x9E3779B97F4A7C15ULL
+    cdef uint32_t i
+    for i in range(1, RECORD_WORDS):
+        sum = (sum ^ words[i]) * 0x100000001B3ULL
+        sum ^= sum >> 29
+    return sum | 1              # a used record is never all zeros
+
+
+cdef bint record_fits(const void* record, const void* zeros) noexcept nogil:
+    cdef uint64_t check = (<const uint64_t*>record)[0]
+    return memcmp(record, zeros, RECORD_BYTES) == 0 if check == 0 else check == checksum(record)
+
+
+cdef int check_page(const NodePage* page) noexcept nogil:
+    cdef char[RECORD_BYTES] zeros
+    cdef const NodeSlot* slot
+    cdef uint32_t i
+    memset(zeros, 0, RECORD_BYTES)
+    if memcmp(page.header.magic, b"gpumemND", 8) != 0:
+        return NODE_DAMAGED
+    if page.header.version != NODE_VERSION or page.header.record_bytes != RECORD_BYTES:
+        return NODE_OTHER_VERSION
+    for i in range(NODE_NAMES):
+        if (not record_fits(&page.names[i], zeros) or page.names[i].parent > i
+                or page.names[i].text[TEXT_BYTES - 1] != 0):
+            return NODE_DAMAGED
+    for i in range(NODE_SLOTS):
+        slot = &page.slots[i]
+        if (not record_fits(slot, zeros) or slot.name >= NODE_NAMES
+                or slot.asked_name >= NODE_NAMES or slot.claim >= BUDGET_UNLIMITED
+                or slot.held > slot.claim or slot.asked_bytes >= BUDGET_UNLIMITED):
+            return NODE_DAMAGED
+    return NODE_OK
+
+
+cdef int read_page(NodeCore* node) noexcept nogil:
+    """Read the page. Caller holds `lock`."""
+    cdef Stat status
+    cdef int outcome = NODE_DAMAGED
+    cdef uint32_t i
+    fence()                     # after this process's claim
+    if fstat(node.fd, &status) != 0 or status.st_nlink == 0:
+        return NODE_GONE
+    for i in range(MAX_READS):
+        if pread(node.fd, node.page, sizeof(NodePage), 0) != sizeof(NodePage):
+            return NODE_DAMAGED
+        outcome = check_page(node.page)
+        if outcome != NODE_DAMAGED:
+            break
+        if i > 4:
+            sleep_ns(1000 * i)
+    return outcome
+
+
+cdef bint write_record(NodeCore* node, void* record, int64_t offset) noexcept nogil:
+    (<uint64_t*>record)[0] = checksum(record)
+    return pwrite(node.fd, record, RECORD_BYTES, offset) == RECORD_BYTES
+
+
+cdef inline int64_t name_offset(uint32_t index) noexcept nogil:
+    return RECORD_BYTES * (1 + <int64_t>index)
+
+
+cdef inline int64_t slot_offset(uint32_t index) noexcept nogil:
+    return RECORD_BYTES * (1 + NODE_NAMES + <int64_t>index)
+
+
+cdef bint write_own(NodeCore* node) noexcept nogil:
+    node.own.serial += 1
+    return write_record(node, &node.own, slot_offset(node.slot))
+
+
+cdef bint is_under(const NodePage* page, uint32_t name, uint32_t above) noexcept nogil:
+    while name != above and page.names[name].parent:
+        name = <uint32_t>page.names[name].parent - 1    # lower each time
+    return name == above
+
+
+cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept nogil:
+    """Add up what is held, or claimed, under a name."""
+    cdef uint64_t total = 0
+    cdef const NodeSlot* slot
+    cdef uint32_t i
+    for i in range(NODE_SLOTS):
+        slot = &page.slots[i]
+        if slot.claim and is_under(page, slot.name, name):
+            total = min(total + (slot.held if held else slot.claim), BUDGET_UNLIMITED)
+    return total
+
+
+cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) noexcept nogil:
+    """Return the bytes that this process's name and those above it have left.
+
+    Also set the index of the name that has the least left.
+    """
+    cdef const NodePage* page = node.page
+    cdef uint32_t name = node.own.name
+    cdef uint64_t room = BUDGET_UNLIMITED
+    cdef uint64_t used, left
+    refusing[0] = name
+    while True:
+        used = sum_under(page, name, held)
+        left = page.names[name].limit - min(used, page.names[name].limit)
+        if left < room:
+            room = left
+            refusing[0] = name
+        if page.names[name].parent == 0:
+            return room
+        name = <uint32_t>page.names[name].parent - 1
+
+
+cdef bint claims_fit(const NodeCore* node) noexcept nogil:
+    cdef const NodePage* page = node.page
+    cdef uint32_t name = node.own.name
+    while sum_under(page, name, False) <= page.names[name].limit:
+        if page.names[name].parent == 0:
+            return True
+        name = <uint32_t>page.names[name].parent - 1
+    return False
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+cdef bint memory_is_gone(const NodeSlot* dead) noexcept nogil:
+    """Return whether a dead process's memory is free again.
+
+    A process loses its memory before its files, and so before its slot's lock. The memory of a GPU
+    is not checked: the driver may release it later.
+    """
+    return True
+
+
+cdef bint take_slot(NodeCore* node, uint32_t index) noexcept nogil:
+    """Lock a slot that no process has, and free it. Caller unlocks it."""
+    cdef NodeSlot slot
+    if not byte_lock(node.fd, slot_offset(index), F_WRLCK):
+        return False
+    # The owner may have ended after the page was read.
+    if (pread(node.fd, &slot, RECORD_BYTES, slot_offset(index)) == RECORD_BYTES
+            and (slot.check == 0 or memory_is_gone(&slot))):
+        memset(&slot, 0, sizeof(slot))
+        if pwrite(node.fd, &slot, RECORD_BYTES, slot_offset(index)) == RECORD_BYTES:
+            return True
+    byte_lock(node.fd, slot_offset(index), F_UNLCK)
+    return False
+
+
+cdef bint refund_dead(NodeCore* node) noexcept nogil:
+    """Refund what dead processes held. Caller holds `lock` and has read the page."""
+    cdef bint refunded = False
+    cdef uint32_t i
+    for i in range(NODE_SLOTS):
+        if node.page.slots[i].check and i != node.slot and take_slot(node, i):
+            byte_lock(node.fd, slot_offset(i), F_UNLCK)
+            refunded = True
+    return refunded
+
+
+cdef bint claim(NodeCore* node, uint64_t nbytes) noexcept nogil:
+    """Claim bytes above those that are held, and read the page; False: they do not fit."""
+    node.own.claim = node.own.held + nbytes
+    if write_own(node) and read_page(node) == NODE_OK and claims_fit(node):
+        return True
+    node.own.claim = node.own.held
+    return False
+
+
+cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
+    """Lease a chunk that has at least these bytes. Caller holds `lock`."""
+    cdef uint64_t spare = budget_load(&node.level.spare)
+    cdef uint64_t size = max(nbytes, min(<uint64_t>CHUNK, spare // CHUNK_PARTS))
+    cdef bint refunded = False
+    cdef uint32_t refusing, i
+    for i in range(MAX_CLAIMS):
+        if claim(node, size):
+            node.own.held = node.own.claim
+            if not write_own(node):
+                break           # others count the claim, so it can be used
+            store64(&node.level.spare, room_under(node, False, &refusing))
+            budget_uncharge(node.level, size)
+            return True
+        if size > nbytes:
+            size = nbytes
+            continue
+        write_own(node)
+        if read_page(node) != NODE_OK:
+            break
+        store64(&node.level.spare, room_under(node, False, &refusing))
+        if not refunded and refund_dead(node):
+            refunded = True
+        elif room_under(node, True, &refusing) < nbytes:
+            break
+        else:
+            # Another process's claim was in the way. The one with the lower slot tries again first.
+            sleep_ns(<uint64_t>(node.slot + 1) * (i + 1) * 1000)
+    return False
+
+
+cdef bint lease_missing(BudgetCore* level, uint64_t nbytes) noexcept nogil:
+    cdef BudgetCore* refusing = budget_refusing(level, nbytes)
+    cdef NodeCore* node
+    cdef uint64_t left
+    cdef bint leased = False
+    if refusing == NULL or refusing.node == NULL:
+        return False
+    node = <NodeCore*>refusing.node
+    lock_acquire(&node.lock)
+    left = budget_left(refusing)
+    if left >= nbytes:
+        leased = True           # another thread leased it
+    elif ensure_open(node) == NODE_OK:
+        leased = lease(node, nbytes - left)
+    lock_release(&node.lock)
+    return leased
+
+
+cdef uint64_t return_unused(NodeCore* node) noexcept nogil:
+    """Return leased bytes that nothing charges; return how many."""
+    cdef uint64_t left = 0
+    lock_acquire(&node.lock)
+    if node.fd >= 0:
+        left = budget_left(node.level)
+        # A charge: no other thread can use the bytes from here on.
+        while left and not budget_add(node.level, left):
+            left = budget_left(node.level)
+        if left:
+            node.own.held -= left
+            node.own.claim = node.own.held
+            write_own(node)
+    lock_release(&node.lock)
+    return left
+
+
+lease_for = lease_missing
+
+
+# ---- pressure ------------------------------------------------------------------------------------
+
+cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noexcept nogil:
+    return (slot.asked_bytes != 0 and slot.asked_until > now
+            and slot.asked_at > node.own.answered_at
+            and node.own.priority <= slot.asked_priority
+            and is_under(node.page, node.own.name, <uint32_t>slot.asked_name))
+
+
+cdef void answer(NodeCore* node) noexcept nogil:
+    """Release what the other processes ask for."""
+    cdef uint64_t now, released
+    cdef uint64_t asked = 0
+    cdef uint64_t how = ANSWER_IDLE
+    cdef uint32_t i
+    lock_acquire(&node.lock)
+    now = clock_ns()
+    if node.fd >= 0 and read_page(node) == NODE_OK:
+        for i in range(NODE_SLOTS):
+            if i != node.slot and is_asked(node, &node.page.slots[i], now):
+                asked += node.page.slots[i].asked_bytes
+    lock_release(&node.lock)
+    if asked == 0:
+        return
+    released = return_unused(node)
+    if released < asked and release_idle_below != NULL:
+        release_idle_below(node.level, asked - released, NULL)
+        released += return_unused(node)
+    if released < asked and not process_is_exiting():
+        how = ANSWER_CALLBACKS
+        node.relieve(node, asked - released)
+        released += return_unused(node)
+    lock_acquire(&node.lock)
+    node.own.answered_at = now
+    node.own.answered_bytes = released
+    node.own.answer = how
+    write_own(node)
+    lock_release(&node.lock)
+
+
+cdef void* answer_all(void* given) noexcept nogil:
+    cdef NodeCore* node = <NodeCore*>given
+    while not process_is_exiting():
+        bell_wait(node.bell)
+        if not process_is_exiting():
+            answer(node)
+    return NULL
+
+
+cdef bint next_priority(const NodeCore* node, uint32_t refusing, bint any, int64_t above,
+                        int64_t* found) noexcept nogil:
+    """Find the lowest priority, above the last one, of the others that hold something."""
+    cdef const NodeSlot* slot
+    cdef bint has = False
+    cdef uint32_t i
+    for i in range(NODE_SLOTS):
+        slot = &node.page.slots[i]
+        if (slot.held and i != node.slot and (any or slot.priority > above)
+                and (not has or slot.priority < found[0])
+                and is_under(node.page, slot.name, refusing)):
+            found[0] = slot.priority
+            has = True
+    return has
+
+
+cdef bint all_answered(const NodeCore* node) noexcept nogil:
+    cdef const NodeSlot* slot
+    cdef uint32_t i
+    for i in range(NODE_SLOTS):
+        slot = &node.page.slots[i]
+        if (slot.held and i != node.slot and slot.priority <= node.own.asked_priority
+                and slot.answered_at < node.own.asked_at
+                and is_under(node.page, slot.name, <uint32_t>node.own.asked_name)):
+            return False
+    return True
+
+
+cdef bint ask_priority(NodeCore* node, uint64_t nbytes, uint64_t until) noexcept nogil:
+    """Ask the others up to a priority, and wait; True: there is room. Caller holds `lock`."""
+    cdef uint32_t refusing
+    node.own.asked_at = clock_ns()
+    node.own.asked_until = until
+    if not write_own(node):
+        return False
+    bell_ring(node.fd)
+    while True:
+        lock_release(&node.lock)
+        sleep_ns(POLL)
+        lock_acquire(&node.lock)
+        if node.fd < 0 or read_page(node) != NODE_OK:
+            return False
+        if room_under(node, False, &refusing) >= nbytes:
+            return True
+        if all_answered(node) or clock_ns() > until:
+            return False
+        refund_dead(node)
+
+
+cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
+    """Ask by priority until the bytes can be leased. Caller holds `lock`."""
+    cdef uint64_t until = clock_ns() + node.deadline
+    cdef bint any = True
+    cdef bint leased = False
+    cdef uint32_t refusing
+    cdef uint64_t room
+    cdef int64_t priority = 0
+    if ensure_open(node) != NODE_OK or read_page(node) != NODE_OK:
+        return False
+    room = room_under(node, True, &refusing)
+    while (not leased and clock_ns() < until
+           and next_priority(node, refusing, any, priority, &priority)):
+        any = False
+        node.own.asked_bytes = nbytes - min(nbytes, room)
+        if node.own.asked_bytes == 0:
+            return lease(node, nbytes)
+        node.own.asked_name = refusing
+        node.own.asked_priority = priority
+        leased = ask_priority(node, nbytes, until) and lease(node, nbytes)
+        if node.fd < 0 or read_page(node) != NODE_OK:
+            return leased
+        room = room_under(node, True, &refusing)
+    node.own.asked_bytes = 0
+    write_own(node)
+    return leased
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+cdef int ensure_open(NodeCore* node) noexcept nogil:
+    """Join, in a fork's child again. Caller holds `lock`."""
+    cdef int outcome
+    if node.fd >= 0:
+        return NODE_OK
+    outcome = open_page(node, True)
+    if outcome == NODE_OK:
+        outcome = join(node)
+        unlock_names(node)
+    if outcome != NODE_OK:
+        close_page(node)
+    return outcome
+
+
+cdef void close_page(NodeCore* node) noexcept nogil:
+    if node.fd >= 0:
+        close(node.fd)
+    if node.bell >= 0:
+        close(node.bell)
+    node.fd = node.bell = -1
+
+
+cdef int open_page(NodeCore* node, bint make) noexcept nogil:
+    """Open the file, check whose it is, and take the lock of those that change names."""
+    cdef uint32_t mode = 0o660 if node.group else 0o600
+    cdef uint64_t until = clock_ns() + JOIN_WAIT
+    cdef Stat status
+    while True:
+        node.fd = open_file(node.path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (O_CREAT if make else 0),
+                            mode)
+        node.error = errno
+        if node.fd < 0:
+            if node.error == ENOENT:
+                return NODE_ABSENT
+            return NODE_FOREIGN if node.error == EACCES else NODE_SYSTEM
+        if fstat(node.fd, &status) != 0 or not S_ISREG(status.st_mode):
+            return NODE_FOREIGN
+        if status.st_uid == geteuid() and status.st_size == 0 and node.group:
+            fchown(node.fd, <uint32_t>-1, node.group)
+            fchmod(node.fd, mode)
+            fstat(node.fd, &status)
+        if ((status.st_mode & 0o777 & ~mode) or (status.st_gid != node.group if node.group
+                                                 else status.st_uid != geteuid())):
+            return NODE_FOREIGN
+        while not lock_names(node):
+            if clock_ns() > until:
+                return NODE_BUSY
+            sleep_ns(POLL)
+        if fstat(node.fd, &status) == 0 and status.st_nlink != 0:
+            return prepare_page(node, status.st_size)
+        close(node.fd)          # it was removed meanwhile
+        if clock_ns() > until:
+            node.fd = -1
+            return NODE_BUSY
+
+
+cdef int prepare_page(NodeCore* node, int64_t size) noexcept nogil:
+    """Write the header of a new page, or check one."""
+    cdef NodeHeader header
+    cdef NodeHeader empty
+    memset(&header, 0, sizeof(header))
+    memset(&empty, 0, sizeof(empty))
+    if size == 0 and ftruncate(node.fd, sizeof(NodePage)) != 0:
+        node.error = errno
+        return NODE_SYSTEM
+    if (pread(node.fd, &header, sizeof(header), 0) == sizeof(header)
+            and memcmp(&header, &empty, sizeof(header)) == 0):
+        memcpy(header.magic, b"gpumemND", 8)
+        header.version = NODE_VERSION
+        header.names = NODE_NAMES
+        header.slots = NODE_SLOTS
+        header.record_bytes = RECORD_BYTES
+        if pwrite(node.fd, &header, sizeof(header), 0) != sizeof(header):
+            node.error = errno
+            return NODE_SYSTEM
+    return read_page(node)
+
+
+cdef int join(NodeCore* node) noexcept nogil:
+    """Take a slot. Caller holds `lock` and the lock of names."""
+    cdef uint32_t length = <uint32_t>strlen(node.name)
+    cdef uint32_t parent = 0
+    cdef uint32_t i, end
+    cdef pthread_t thread
+    cdef int outcome
+    node.slot = NODE_SLOTS
+    refund_dead(node)
+    if read_page(node) != NODE_OK:
+        return NODE_DAMAGED
+    for end in range(1, length + 1):
+        if end == length or node.name[end] == b"/":
+            parent = ensure_name(node, end, parent)
+            if parent == 0:
+                return NODE_FULL
+    if node.limit != BUDGET_UNLIMITED:
+        outcome = write_limit(node, parent - 1, node.limit, False)
+        if outcome != NODE_OK:
+            return outcome
+        node.limit = BUDGET_UNLIMITED   # a fork's child joins with the limit that there is
+    for i in range(NODE_SLOTS):
+        if node.page.slots[i].check == 0 and take_slot(node, i):
+            break
+    else:
+        return NODE_FULL
+    node.slot = i
+    node.own.name = parent - 1
+    node.own.process = getpid()
+    node.bell = bell_open(node.path)
+    store64(&node.level.spare, room_under(node, False, &end))
+    if not write_own(node) or thread_start(&thread, True, 0, answer_all, node) != 0:
+        return NODE_SYSTEM
+    return NODE_OK
+
+
+cdef uint32_t ensure_name(NodeCore* node, uint32_t length, uint32_t parent) noexcept nogil:
+    """Return the number of a name, from 1, which is made if there is none; 0: no room."""
+    cdef NodeName* name
+    cdef uint32_t i
+    for i in range(NODE_NAMES):
+        name = &node.page.names[i]
+        if name.check and strncmp(name.text, node.name, length) == 0 and name.text[length] == 0:
+            return i + 1
+    for i in range(parent, NODE_NAMES):
+        name = &node.page.names[i]
+        if name.check == 0:
+            memset(name, 0, sizeof(NodeName))
+            memcpy(name.text, node.name, length)
+            name.limit = BUDGET_UNLIMITED
+            name.parent = parent
+            return i + 1 if write_record(node, name, name_offset(i)) else 0
+    return 0
+
+
+cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
+                     bint may_differ) noexcept nogil:
+    """Set the limit of a name. Caller holds `lock` and the lock of names, and has read the page."""
+    cdef NodeName* name = &node.page.names[index]
+    cdef uint32_t i
+    if limit == name.limit:
+        return NODE_OK
+    if not may_differ and name.limit != BUDGET_UNLIMITED:
+        for i in range(NODE_SLOTS):
+            if node.page.slots[i].check and is_under(node.page, node.page.slots[i].name, index):
+                return NODE_OTHER_LIMIT
+    name.limit = limit
+    return NODE_OK if write_record(node, name, name_offset(index)) else NODE_SYSTEM
+
+
+cdef bint lock_names(NodeCore* node) noexcept nogil:
+    return byte_lock(node.fd, 0, F_WRLCK)
+
+
+cdef void unlock_names(NodeCore* node) noexcept nogil:
+    byte_lock(node.fd, 0, F_UNLCK)
+
+
+cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil:
+    if index == node.slot or not byte_lock(node.fd, slot_offset(index), F_WRLCK):
+        return False
+    byte_lock(node.fd, slot_offset(index), F_UNLCK)
+    return True
+
+
+cdef void keep_node(NodeCore* node) noexcept nogil:
+    global all_nodes
+    node.next = all_nodes
+    all_nodes = node
+
+
+cdef void leave_in_child() noexcept nogil:
+    # The parent's slot has its lock until every copy of the open file is closed.
+    cdef NodeCore* node = all_nodes
+    while node != NULL:
+        lock_init(&node.asks)
+        lock_init(&node.lock)
+        close_page(node)
+        node.own.claim = node.own.held = node.own.asked_bytes = 0
+        node.level.used = node.level.limit
+        node = node.next
+
+
+on_fork(NULL, NULL, leave_in_child)     # after the budgets, which set what is used to 0

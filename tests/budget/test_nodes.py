@@ -1,0 +1,377 @@
+"""Budgets of a node: one limit for several processes, on the host device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.child import PYTHON_CHECKS
+from helpers.waiting import wait_until
+
+import gpumem
+from gpumem import Budget
+from gpumem._node import NodeView, node_files
+from gpumem.errors import BudgetExceededError, NodeError
+
+MIB = 1 << 20
+# Evaluates each line of its input and answers with the repr of the value.
+PROGRAM = """
+import os, sys, time
+import gpumem
+
+def reserved(budget, nbytes):
+    room = budget.reserve(nbytes)
+    room.commit()
+    kept.append(room)
+
+kept = []
+for line in sys.stdin:
+    try:
+        answer = eval(f'({line})')
+    except gpumem.errors.GpumemError as error:
+        answer = error
+    print(repr(answer), flush=True)
+"""
+# Reserves and releases at random, in forks too, until it is killed.
+TENANT = """
+import os, random, sys
+import gpumem
+
+def reserve_some(times):
+    for _ in range(times):
+        try:
+            room = budget.reserve(rng.randrange(1, 40 << 20))
+        except gpumem.errors.BudgetExceededError:
+            continue
+        room.commit()
+        kept.append(room)
+        while len(kept) > 5 or (kept and rng.random() < 0.4):
+            kept.pop(rng.randrange(len(kept))).release()
+
+name, seed = sys.argv[1:]
+rng = random.Random(int(seed))
+kept = []
+budget = gpumem.Budget(None, node=name, deadline=0.05, priority=int(seed) % 3,
+                       on_pressure=lambda budget, nbytes: None)
+print("ready", flush=True)
+while True:
+    reserve_some(30)
+    if os.fork() == 0:
+        kept.clear()
+        reserve_some(10)
+        os._exit(0)
+    os.wait()
+"""
+
+
+class Program:
+    """Another process, which evaluates expressions."""
+
+    def __init__(self):
+        command = [sys.executable, *PYTHON_CHECKS, "-c", PROGRAM]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, expression: str) -> str:
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().rstrip()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def node():
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    yield name
+    page_of(name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def other():
+    program = Program()
+    yield program
+    program.end()
+
+
+def page_of(node: str) -> Path:
+    return Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{node}")
+
+
+def held(node: str) -> dict[str, int]:
+    return {level.name: level.used for level in NodeView(node).read()[0]}
+
+
+def test_one_limit_holds_for_two_processes(node, other):
+    budget = Budget("64MiB", node=node, deadline=60)
+    assert other(f"(b := gpumem.Budget(None, node={node!r})).limit") == str(64 * MIB)
+    other("reserved(b, '40MiB')")
+    assert (budget.used, budget.free) == (0, 24 * MIB)
+    with pytest.raises(BudgetExceededError) as refused:
+        budget.reserve("30MiB")
+    error = refused.value
+    assert (error.budget, error.limit, error.missing) == (node, 64 * MIB, 6 * MIB)
+    assert [nbytes for _, nbytes in error.holders] == [40 * MIB, 0]
+    assert f"process {other.process.pid} ({node}), which released" in str(error)
+    with budget.reserve("24MiB"):
+        assert held(node) == {node: 64 * MIB}
+
+
+def test_names_below_a_node_have_limits_of_their_own(node, other):
+    budget = Budget("100MiB", node=node)
+    tenant = Budget("30MiB", node=f"{node}/tenant-a")
+    with pytest.raises(BudgetExceededError, match="tenant-a' is exceeded"):
+        tenant.reserve("31MiB")
+    other(f"b := gpumem.Budget('80MiB', node='{node}/tenant-b')")
+    other("reserved(b, '80MiB')")
+    with pytest.raises(BudgetExceededError) as refused:
+        tenant.reserve("25MiB")
+    assert refused.value.budget == node
+    tenant.reserve("20MiB").commit()
+    assert [level.name for level in refused.value.path] == [f"{node}/tenant-a", node]
+    assert held(node) == {
+        node: 100 * MIB,
+        f"{node}/tenant-a": 20 * MIB,
+        f"{node}/tenant-b": 80 * MIB,
+    }
+    assert (budget.node, tenant.node, Budget(None, parent=tenant).node) == (
+        node,
+        f"{node}/tenant-a",
+        None,
+    )
+
+
+def test_idle_memory_of_another_process_is_released_before_a_refusal(node, other):
+    other(f"a := gpumem.Arena('host', budget=gpumem.Budget('64MiB', node={node!r}, deadline=60))")
+    other("a.allocate('50MiB').close()")
+    assert int(other("a.stats().reserved")) >= 50 * MIB
+    budget = Budget(None, node=node, deadline=60)
+    budget.reserve("60MiB").commit()
+    assert int(other("a.stats().reserved")) <= 4 * MIB
+
+
+def test_callbacks_of_another_process_make_room(node, other):
+    other(
+        f"b := gpumem.Budget('64MiB', node={node!r}, "
+        "on_pressure=lambda b, n: kept and kept.pop().release())"
+    )
+    other("reserved(b, '50MiB')")
+    budget = Budget(None, node=node, deadline=60)
+    budget.reserve("60MiB").commit()
+    assert (other("b.used"), budget.used) == ("0", 60 * MIB)
+
+
+def test_processes_of_lower_priority_are_asked_first(node, other):
+    second = Program()
+    try:
+        for program, priority in ((other, 5), (second, -5)):
+            program(
+                f"b := gpumem.Budget('64MiB', node={node!r}, priority={priority}, "
+                "on_pressure=lambda b, n: kept and kept.pop().release())"
+            )
+            program("reserved(b, '30MiB')")
+        Budget(None, node=node, deadline=60).reserve("20MiB").commit()
+        assert (other("b.used"), second("b.used")) == (str(30 * MIB), "0")
+    finally:
+        second.end()
+
+
+def test_bytes_of_a_killed_process_are_refunded(node, other):
+    budget = Budget("64MiB", node=node)
+    other(f"reserved(gpumem.Budget(None, node={node!r}), '60MiB')")
+    other.send(signal.SIGKILL)
+    budget.reserve("64MiB").commit()
+    assert held(node) == {node: 64 * MIB}
+
+
+def test_stopped_process_costs_its_deadline_and_is_named(node, other):
+    budget = Budget("64MiB", node=node, deadline=0.2)
+    other(f"reserved(gpumem.Budget(None, node={node!r}), '60MiB')")
+    other.send(signal.SIGSTOP)
+    with pytest.raises(BudgetExceededError, match=r"which did not answer within 0\.2 s: 60\.0 MiB"):
+        budget.reserve("10MiB")
+    other.send(signal.SIGCONT)
+
+
+def test_fork_child_has_a_slot_of_its_own(node, other):
+    other(f"b := gpumem.Budget('64MiB', node={node!r})")
+    other("reserved(b, '20MiB')")
+    other("pipe := os.pipe()")
+    other(
+        "(child := os.fork()) == 0 "
+        "and (reserved(b, '30MiB'), os.write(pipe[1], b'x'), time.sleep(600))"
+    )
+    Budget(None, node=node)
+    assert other("os.read(pipe[0], 1)") == "b'x'"
+    assert held(node) == {node: 50 * MIB}
+    # The child keeps its own bytes when its parent is killed, and not its parent's.
+    child = int(other("child"))
+    try:
+        other.send(signal.SIGKILL)
+        with pytest.raises(BudgetExceededError):
+            Budget(None, node=node).reserve("35MiB")
+        assert held(node) == {node: 30 * MIB}
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_limit_is_changed_for_everybody(node, other):
+    budget = Budget("64MiB", node=node)
+    other(f"b := gpumem.Budget('64MiB', node={node!r})")
+    budget.limit = "10MiB"
+    assert other("b.limit") == str(10 * MIB)
+    assert other("reserved(b, '20MiB')").startswith("BudgetExceededError")
+    NodeView(node).set_limit(None)
+    assert budget.limit is None
+    assert budget.free is None
+    other("reserved(b, '20MiB')")
+    with pytest.raises(NodeError, match="expected one of"):
+        NodeView(f"{node}/absent").set_limit(1)
+
+
+def test_name_in_use_is_not_given_another_limit(node, other):
+    other(f"b := gpumem.Budget('64MiB', node={node!r})")
+    with pytest.raises(NodeError, match="in use with another limit"):
+        Budget("65MiB", node=node)
+    assert Budget(None, node=node).limit == 64 * MIB
+
+
+def test_node_is_removed_once_nobody_uses_it(node, other):
+    other(f"b := gpumem.Budget('64MiB', node={node!r})")
+    assert node in node_files()
+    with pytest.raises(NodeError, match=f"in use by processes .{other.process.pid}"):
+        NodeView(node).remove()
+    other.send(signal.SIGKILL)
+    NodeView(node).remove()
+    assert node not in node_files()
+    with pytest.raises(NodeError, match="there is no node"):
+        NodeView(node)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda page: page.write_bytes(os.urandom(20480)), "cut or overwritten"),
+        (lambda page: os.truncate(page, 5000), "cut or overwritten"),
+        (lambda page: page.unlink(), "was removed"),
+        (lambda page: overwrite(page, 8, b"\xff"), "another version"),
+        (lambda page: overwrite(page, 4096 + 128, b"\x01" * 128), "cut or overwritten"),
+    ],
+)
+def test_damaged_page_is_an_error_and_no_crash(node, other, damage, text):
+    other(f"b := gpumem.Budget('64MiB', node={node!r}, deadline=0.1)")
+    damage(page_of(node))
+    assert text in other("reserved(b, '10MiB')")
+    assert "NodeError" in other("b.free")
+    if "removed" not in text:
+        with pytest.raises(NodeError, match=text):
+            Budget("64MiB", node=node)
+
+
+def overwrite(page: Path, offset: int, data: bytes) -> None:
+    with page.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_page_that_is_open_to_others_is_refused(node):
+    page_of(node).touch()
+    page_of(node).chmod(0o666)
+    with pytest.raises(NodeError, match="open to others: expected a regular file of this user"):
+        Budget("64MiB", node=node)
+
+
+def test_page_of_a_group_is_for_the_group(node, monkeypatch):
+    monkeypatch.setenv("GPUMEM_NODE_GROUP", "no such group")
+    with pytest.raises(NodeError, match="GPUMEM_NODE_GROUP = 'no such group'"):
+        Budget("64MiB", node=node)
+    group = os.getegid() or 65534
+    page = Path(f"/dev/shm/gpumem-node-g{group}-{node}")
+    monkeypatch.setenv("GPUMEM_NODE_GROUP", str(group))
+    try:
+        Budget("64MiB", node=node)
+        status = page.stat()
+        assert (status.st_mode & 0o777, status.st_gid) == (0o660, group)
+    finally:
+        page.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"node": "a b"}, ValueError, "invalid node = 'a b'"),
+        ({"node": "../x"}, ValueError, "invalid node"),
+        ({"node": "a/b/c/d/e"}, ValueError, "1 to 4 parts"),
+        ({"node": 5}, TypeError, "node must be a str"),
+        ({"node": "x", "priority": 1 << 31}, ValueError, "invalid priority"),
+        ({"node": "x", "deadline": 0}, ValueError, "above 0 to 3600"),
+        ({"node": "x", "deadline": "soon"}, TypeError, "deadline must be a number"),
+        ({"node": "x", "parent": Budget(5)}, ValueError, "a node's budget is a root"),
+    ],
+)
+def test_invalid_argument_is_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        Budget("64MiB", **arguments)
+    assert "x" not in node_files()
+
+
+def test_killed_stopped_and_forking_processes_never_exceed_a_limit(node, rng):
+    budget = Budget("256MiB", node=node)
+    part = Budget("100MiB", node=f"{node}/a")
+    view = NodeView(node)
+    running = [tenant(node, rng) for _ in range(8)]
+    try:
+        for _ in range(30):
+            i = rng.randrange(8)
+            if rng.random() < 0.5:
+                running[i].send_signal(signal.SIGSTOP)
+            else:
+                end(running[i])
+                running[i] = tenant(node, rng)
+            for _ in range(200):
+                levels, _ = view.read()
+                assert all(level.limit is None or level.used <= level.limit for level in levels)
+            running[rng.randrange(8)].send_signal(signal.SIGCONT)
+    finally:
+        for process in running:
+            end(process)
+    # A forked process may still run to its end.
+    wait_until(lambda: [each.process for each in view.read()[1] if each.alive] == [os.getpid()] * 2)
+    budget.reserve("256MiB").commit()
+    assert budget.used == held(node)[node] == 256 * MIB
+    assert part.used == 0
+
+
+def tenant(node, rng):
+    name = f"{node}/{rng.choice('ab')}"
+    command = [sys.executable, "-c", TENANT, name, str(rng.randrange(1 << 20))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+def test_dropped_budgets_and_their_arenas_leave_the_node_usable(node):
+    arena = gpumem.Arena("host", budget=Budget("64MiB", node=node))
+    buffer = arena.allocate("20MiB")
+    del arena
+    assert buffer.nbytes == 20 * MIB
+    del buffer
+    assert Budget(None, node=node).free == 64 * MIB
