@@ -8,7 +8,7 @@ tries again as long as they return True.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
-from gpumem._node cimport Node
+from gpumem._node cimport NodeMember
 
 # The state of one request's calls of callbacks; all zeros at its start.
 cdef struct PressureState:
@@ -24,7 +24,7 @@ cdef struct PressureState:
 cdef class Budget:
     cdef BudgetCore* core
     cdef readonly Budget parent
-    cdef Node member            # of the node that the tree's root leases from; or None
+    cdef NodeMember member            # of the node that the tree's root leases from; or None
     cdef object pressure        # the callback; or None
     cdef set pressing           # threads that are inside it
     cdef object __weakref__

@@ -14,7 +14,7 @@ from gpumem._native.budget cimport (
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
     holdings_free, release_idle_below, tell_crossed,
 )
-from gpumem._node cimport Node, node_join, node_of_level
+from gpumem._node cimport node_join, node_of_level, NodeMember
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
@@ -483,7 +483,7 @@ cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
     return soft
 
 
-cdef Node member_of(object name, uint64_t limit, object priority, object deadline):
+cdef NodeMember member_of(object name, uint64_t limit, object priority, object deadline):
     if not isinstance(name, str):
         raise TypeError(f"node must be a str, not {type(name).__name__}")
     priority = index(priority)
@@ -617,7 +617,7 @@ cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureSta
     return True
 
 
-def relieve_node(Node member not None, uint64_t nbytes):
+def relieve_node(NodeMember member not None, uint64_t nbytes):
     """Call the callbacks of this process because another one lacks memory, and release theirs."""
     cdef BudgetCore* level = member.level()
     cdef list errors = []

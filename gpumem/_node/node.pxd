@@ -7,7 +7,7 @@ from gpumem._node.page cimport NodeCore
 
 # This process's part of a name of a node. There is one for each name; it lives as long as the
 # process.
-cdef class Node:
+cdef class NodeMember:
     cdef NodeCore* core
     cdef readonly str name
     cdef readonly object budgets        # below `level`; weak references
@@ -20,7 +20,7 @@ cdef class Node:
     cdef int set_limit(self, uint64_t limit) except -1
 
 # The one that a level leases from; the level has a node.
-cdef Node node_of_level(const BudgetCore* level)
+cdef NodeMember node_of_level(const BudgetCore* level)
 
 # Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.
-cdef Node node_join(str name, uint64_t limit, object priority, object deadline, object relieve)
+cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline, object relieve)

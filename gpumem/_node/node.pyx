@@ -36,7 +36,7 @@ cdef dict nodes = {}            # this process's by name
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}(/[A-Za-z0-9_.-]{1,32}){0,3}", re.ASCII)
 
 
-cdef class Node:
+cdef class NodeMember:
     def __cinit__(self, name, priority, relieve):
         self.name = name
         self.budgets = WeakSet()
@@ -105,15 +105,15 @@ cdef class Node:
 
 
 cdef void call_relieve(NodeCore* node, uint64_t nbytes) noexcept with gil:
-    cdef Node face = <Node>node.face
+    cdef NodeMember face = <NodeMember>node.face
     thread = get_ident()
     face.relieving.add(thread)
     call_unraisable(face.relieve, (face, nbytes), None)
     face.relieving.discard(thread)
 
 
-cdef Node node_of_level(const BudgetCore* level):
-    return <Node>(<NodeCore*>level.node).face
+cdef NodeMember node_of_level(const BudgetCore* level):
+    return <NodeMember>(<NodeCore*>level.node).face
 
 
 cdef int copy_page(NodeCore* core, NodePage* page) noexcept nogil:
@@ -233,14 +233,14 @@ cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1
     return require_outcome(core, outcome)
 
 
-cdef Node node_join(str name, uint64_t limit, object priority, object deadline, object relieve):
-    cdef Node node = nodes.get(name)
+cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline, object relieve):
+    cdef NodeMember node = nodes.get(name)
     cdef NodeCore* core
     cdef int outcome
     cdef uint64_t wait = int(deadline * 1e9)
     cdef bint is_new = node is None
     if is_new:
-        node = Node(name, priority, relieve)
+        node = NodeMember(name, priority, relieve)
     core = node.core
     if core.level == NULL:
         core.level = budget_make(NULL, core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)

@@ -92,7 +92,7 @@ cdef struct NodeCore:
     NodePage* page              # as last read
     BudgetCore* level           # what is leased is what is left in it, with what it has charged
     NodeCore* next
-    void* face                  # the Node
+    void* face                  # the NodeMember
     # Calls the callbacks of this process; takes the interpreter lock.
     void (*relieve)(NodeCore* node, uint64_t nbytes) noexcept nogil
 

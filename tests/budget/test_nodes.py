@@ -19,6 +19,8 @@ from gpumem._node import NodeView, node_files
 from gpumem.errors import BudgetExceededError, NodeError
 
 MIB = 1 << 20
+# Python 3.12 and later warn of a fork beside threads; gpumem has one for each name.
+FORKS = ("-W", "ignore::DeprecationWarning")
 # Evaluates each line of its input and answers with the repr of the value.
 PROGRAM = """
 import os, sys, time
@@ -73,7 +75,7 @@ class Program:
     """Another process, which evaluates expressions."""
 
     def __init__(self):
-        command = [sys.executable, *PYTHON_CHECKS, "-c", PROGRAM]
+        command = [sys.executable, *PYTHON_CHECKS, *FORKS, "-c", PROGRAM]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -87,6 +89,8 @@ class Program:
         self.process.send_signal(number)
         if number == signal.SIGKILL:
             self.process.wait()
+        elif number == signal.SIGSTOP:
+            os.waitpid(self.process.pid, os.WUNTRACED)
 
     def end(self) -> None:
         self.process.kill()
@@ -357,7 +361,7 @@ def test_killed_stopped_and_forking_processes_never_exceed_a_limit(node, rng):
 
 def tenant(node, rng):
     name = f"{node}/{rng.choice('ab')}"
-    command = [sys.executable, "-c", TENANT, name, str(rng.randrange(1 << 20))]
+    command = [sys.executable, *FORKS, "-c", TENANT, name, str(rng.randrange(1 << 20))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     return process
