@@ -142,3 +142,36 @@ def test_outer_value_that_a_body_reads_lives_while_its_node_runs():
     plan = plan_of(nodes, outputs="z", weights=[weight("n", 3)])
     (place,) = (place for tenant, place in plan.places.items() if tenant.value.name == "e")
     assert (place.first, place.last) == (0, 1)
+
+
+def test_outer_value_of_unknown_size_is_named_outside_alone():
+    grows = loop_body([op("Concat", "c c", "c2", axis=0)])
+    reads = loop_body([op("ReduceMax", "b", "m", keepdims=0), op("Mul", "c m", "c2")])
+    nodes = [loop(grows, "b"), loop(reads, "y")]
+    plan = plan_of(nodes, weights=[weight("n", 3)])
+    assert "b" in plan.unplanned
+    assert "Loop/b" not in plan.uncounted
+
+
+def test_stack_of_a_loop_that_may_not_begin_is_named():
+    body = loop_body([op("Exp", "c", "c2"), op("Exp", "c", "o")], "c2 o")
+    graph = helper.make_graph(
+        [loop(body, "y ys", ["n", "go", "x"])],
+        "g",
+        [info("x", [1, N]), info("go", [], TensorProto.BOOL)],
+        [info("y"), info("ys")],
+        [weight("n", 16)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert plan_memory(partition(ModelGraph.from_onnx(model), ["host"])).unplanned == ("ys",)
+
+
+def test_loop_in_a_loop_is_counted():
+    inner = loop_body([op("Identity", "c", "c2"), op("Softmax", "c", "o")], "c2 o")
+    inner.name = "inner"
+    outer = loop_body([loop(inner, "d ds"), op("ReduceMax", "ds", "c2", axes=[0], keepdims=0)])
+    outer.node[0].input[2] = "c"
+    plan = plan_of([loop(outer)], weights=[weight("n", 16)])
+    assert (plan.unplanned, plan.uncounted) == ((), ())
+    # The slices and their stack, beside the carried values of both loops.
+    assert 32 * ROW <= plan.peak_bytes <= 40 * ROW
