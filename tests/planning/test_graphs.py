@@ -82,6 +82,13 @@ def test_external_weight_files_are_not_needed(tmp_path):
     assert ModelGraph.from_onnx(path).values["w1"].nbytes == 2048
 
 
+def test_layers_of_nodes_are_their_metadata():
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"])]
+    nodes[1].metadata_props.add(key="layer_ann", value="decoder/1")
+    graph = ModelGraph.from_onnx(model(nodes, [info("x", (2,))], [info("z", (2,))]))
+    assert [node.layer_ann for node in graph] == ["", "decoder/1"]
+
+
 def test_constants_are_weights():
     graph = ModelGraph.from_onnx(
         model(

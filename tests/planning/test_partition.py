@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpumem import Device
 from gpumem.accounting import AdHocAccountant, NodeStats, StatsAccountant, unique_node_name
-from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.errors import ConfigError, ConfigWarning, ModelGraphError
 from gpumem.planning import GraphBuilder, ModelGraph, Node, Target, Value, partition
 
 
@@ -291,3 +291,95 @@ def test_best_order_fills_at_least_as_much_as_greedy(lengths, threshold):
         partition(chain(*lengths), ["cuda:0", "host"], {"cuda:0": accountant}, strategy)
         filled.append(accountant.consumed.total_bytes)
     assert filled[0] <= filled[1]
+
+
+# ---- layers that settings assign -----------------------------------------------------------------
+
+BY_NAME, BY_ANNOTATION = "session.name_based_layer_assignment", "session.layer_assignment_settings"
+
+
+def layers(*annotations):
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (1,))
+    for number, annotation in enumerate(annotations):
+        name = f"/model/layers.{number}/Op"
+        node = builder.node("Op", [last], [f"v{number}"], name=name, layer_ann=annotation)
+        last = node.outputs[0]
+    return builder.build(outputs=[last])
+
+
+def devices_of(key, setting, *, devices=("cuda:0", "host"), annotations=("",) * 11):
+    placement = partition(layers(*annotations), devices, settings={key: setting})
+    return [str(placement[node].device).removesuffix(":0") for node in placement.graph]
+
+
+def test_a_pattern_of_names_is_found_anywhere_and_the_longest_one_decides():
+    setting = " CPU( layers.1 , ) ; gpu(layers.10/);"
+    assert devices_of(BY_NAME, setting)[:2] == ["cuda", "host"]
+    assert devices_of(BY_NAME, setting)[10] == "cuda"
+    with pytest.warns(ConfigWarning, match="decides for no node"):  # equally long: the first
+        assert devices_of(BY_NAME, "cpu(layers.1);gpu(layers.);cpu(model/l)")[1:3] == [
+            "host",
+            "cuda",
+        ]
+
+
+def test_beginnings_of_annotations_decide_before_whole_ones_and_the_first_before_later_ones():
+    annotations = ("head", "head2", "body", "bow", "")
+    found = devices_of(BY_ANNOTATION, "cpu(=head, bod); gpu(bo, head2)", annotations=annotations)
+    assert found == ["host", "cuda", "host", "cuda", "cuda"]
+    with pytest.warns(ConfigWarning, match="decides for no node"):
+        found = devices_of(BY_ANNOTATION, "cpu(=head); gpu(he)", annotations=("head",))
+    assert found == ["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cuda:1", "cuda:1"), ("gpu:1", "cuda:1"), ("GPU", "cuda"), ("gpu:nvidia", "cuda"),
+        ("accelerator", "cuda"), ("CUDAExecutionProvider", "cuda"), ("cpu", "host"),
+    ],
+)  # fmt: skip
+def test_devices_have_the_names_of_onnx_runtime(name, device):
+    devices = ("host", "cuda:0", "cuda:1") if device != "host" else ("cuda:0", "cuda:1", "host")
+    assert devices_of(BY_NAME, f"{name}(layers.3)", devices=devices)[3] == device
+
+
+def test_a_node_that_its_device_does_not_take_goes_to_a_later_one():
+    tight = Target("cuda:0", supports=lambda node: False)
+    devices = ("cuda:1", tight, "host")
+    placement = partition(layers("a", "b"), devices, settings={BY_ANNOTATION: "cuda:0(b)"})
+    first, second = placement.graph
+    assert [str(placement[node].device) for node in (first, second)] == ["cuda:1", "host:0"]
+    assert [one.why for one in placement[second].refusals] == [
+        "a setting assigns it to cuda:0", "it does not support Op",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("cpu(layers.99)", r"cpu\(layers.99\) decides for no node"),
+        ("npu(layers.1)", r"npu\(layers.1\) has no effect: it names none of the devices"),
+        ("gpu:7(layers.1)", "names none of the devices"),
+    ],
+)
+def test_a_rule_without_effect_is_warned_of(setting, text):
+    with pytest.warns(ConfigWarning, match=text):
+        assert devices_of(BY_NAME, setting) == ["cuda"] * 11
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {BY_NAME: "cpu"}, {BY_NAME: "cpu(a"}, {BY_NAME: "cpu)a("}, {BY_NAME: "(a)"},
+        {BY_NAME: "cpu(a) gpu(b)"}, {BY_NAME: "cpu(=a)"}, {BY_NAME: "cpu(a);gpu(a)"},
+        {BY_ANNOTATION: "cpu(=a, = a)"}, {BY_NAME: "cpu(a)", BY_ANNOTATION: "cpu(a)"},
+        {"session.layer_assignment": "cpu(a)"},
+    ],
+)  # fmt: skip
+def test_settings_of_layers_that_onnx_runtime_refuses_are_refused(settings):
+    accountant = budget(1000)
+    with pytest.raises(ConfigError, match=r"expected|unknown key"):
+        partition(layers("a"), ["host"], {"host": accountant}, settings=settings)
+    assert accountant.pending == accountant.consumed

@@ -29,6 +29,7 @@ from gpumem.accounting.nodes import key_of
 from gpumem.accounting.settings import DeviceName
 from gpumem.device import Device
 from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning.assignment.layers import LayerRules
 from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
 from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Target
 from gpumem.planning.graph import ModelGraph, Node
@@ -40,6 +41,7 @@ def partition(
     devices: Iterable[Target | Device | str],
     accountants: Mapping[DeviceName, Accountant] | None = None,
     strategy: str = "greedy",
+    settings: Mapping[str, str] | None = None,
 ) -> Placement:
     """Choose the device of each node.
 
@@ -59,6 +61,14 @@ def partition(
         ``"greedy"`` stops at a device's first node that does not fit, which keeps its part of the
         graph in one piece. ``"best"`` searches for the nodes that fill its memory most;
         `Placement.gains` has the gain.
+    settings : Mapping, optional
+        ONNX Runtime's ``session.layer_assignment_settings`` or
+        ``session.name_based_layer_assignment``, such as ``"gpu(layers.0/, layers.1/); cpu(embed)"``
+        or ``"cuda:1(=head)"``. The first key compares `Node.layer_ann`: with the beginnings of
+        annotations, of which the first in the text decides, then with whole ones after ``=``. The
+        second key finds patterns in `Node.name`, of which the longest decides. A node that a rule
+        assigns is not offered to devices before that one; if that one does not take it, the
+        devices after it may. Nodes in the graphs of a node run where that node runs.
 
     Returns
     -------
@@ -77,7 +87,12 @@ def partition(
         More than 2**64 - 1 bytes on a device. Nothing is committed.
     ConfigError
         No device, a device named twice, an accountant of none of them or of two, an unknown
-        strategy.
+        strategy or key, both keys, or a setting that is not of that form.
+
+    Warns
+    -----
+    ConfigWarning
+        A rule in `settings` names none of the devices, or decides for no node.
 
     Examples
     --------
@@ -95,14 +110,16 @@ def partition(
     known = _checked_accountants(accountants, targets)
     if strategy not in STRATEGIES:
         raise ConfigError(f"invalid strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
+    rules = LayerRules(settings or {}, [target.device for target in targets])
     for accountant in known.values():
         accountant.reset_for_new_pass()
-    work = _Partition(graph, strategy)
+    work = _Partition(graph, strategy, rules)
     try:
         with naming_the_largest(graph):
             for target in targets:
                 work.offer(target, known.get(target.device) or AdHocAccountant())
             placement = work.placement(targets, known)
+        rules.warn()
     except BaseException:
         for accountant in known.values():
             accountant.reset_for_new_pass()
@@ -151,6 +168,8 @@ class _Partition:
 
     graph: ModelGraph
     strategy: str
+    rules: LayerRules
+    offered: set[Device] = field(default_factory=set)
     taken: dict[Hashable, _Taken] = field(default_factory=dict)
     refusals: dict[Hashable, list[Refusal]] = field(default_factory=dict)
     gains: dict[Device, str] = field(default_factory=dict)
@@ -158,6 +177,7 @@ class _Partition:
 
     def offer(self, target: Target, accountant: Accountant) -> None:
         """Place nodes on a device, in one pass, or in two around a layout change."""
+        self.offered.add(target.device)
         outcome = STRATEGIES[self.strategy](self._proposals(target, self._open()), accountant)
         if outcome.gain:
             self.gains[target.device] = outcome.gain
@@ -175,7 +195,10 @@ class _Partition:
     def _proposals(self, target: Target, nodes: Sequence[Node]) -> list[Proposal]:
         supported = []
         for node in nodes:
-            if target.supports is None or target.supports(node):
+            assigned = self.rules.device_of(node)
+            if assigned is not None and assigned not in self.offered:
+                self._refuse(node, target.device, f"a setting assigns it to {assigned}")
+            elif target.supports is None or target.supports(node):
                 supported.append(node)
             else:
                 self._refuse(node, target.device, f"it does not support {node.op_type}")

@@ -144,6 +144,8 @@ class Node(_Immutable):
         Domain of the operator; empty for ONNX's own operators.
     bodies : Mapping[str, ModelGraph], optional
         Graphs in the node, by attribute, such as the branches of an If.
+    layer_ann : str
+        Its layer, to which settings of `partition` refer; of ONNX nodes the metadata of this name.
 
     Examples
     --------
@@ -154,7 +156,7 @@ class Node(_Immutable):
     ((None, None), ['x'])
     """
 
-    __slots__ = ("_body_graphs", "domain", "inputs", "name", "op_type", "outputs")
+    __slots__ = ("_body_graphs", "domain", "inputs", "layer_ann", "name", "op_type", "outputs")
 
     def __init__(
         self,
@@ -165,6 +167,7 @@ class Node(_Immutable):
         name: str = "",
         domain: str = "",
         bodies: Mapping[str, ModelGraph] | None = None,
+        layer_ann: str = "",
     ) -> None:
         if not isinstance(op_type, str) or not op_type:
             raise ModelGraphError(
@@ -178,6 +181,7 @@ class Node(_Immutable):
         require_each("bodies", (bodies or {}).values(), ModelGraph, "a ModelGraph")
         self.name: Final = name
         self.domain: Final = domain
+        self.layer_ann: Final = layer_ann
         self._body_graphs = dict(bodies or {})
 
     @property
@@ -444,6 +448,7 @@ class GraphBuilder:
         name: str = "",
         domain: str = "",
         bodies: Mapping[str, ModelGraph] | None = None,
+        layer_ann: str = "",
     ) -> Node:
         """Append a node.
 
@@ -455,7 +460,7 @@ class GraphBuilder:
             Values, or their names; None for an optional one that is left out.
         outputs : sequence of Value, str or None
             Values, or their names. A name that `value` did not describe has an unknown size.
-        name, domain, bodies
+        name, domain, bodies, layer_ann
             As of `Node`.
 
         Raises
@@ -473,7 +478,9 @@ class GraphBuilder:
             for value in body.captures:
                 self._known(value.name, use)
         makes = [self._made(given) for given in outputs]
-        node = Node(op_type, reads, makes, name=name, domain=domain, bodies=bodies)
+        node = Node(
+            op_type, reads, makes, name=name, domain=domain, bodies=bodies, layer_ann=layer_ann
+        )
         for value in node.makes:
             self._enter(value)
         self._nodes.append(node)

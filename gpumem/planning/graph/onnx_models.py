@@ -305,6 +305,7 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
                 name=node.name,
                 domain=node.domain,
                 bodies={key: _graph(body, builder) for key, body in bodies_of(node)},
+                layer_ann=next((p.value for p in node.metadata_props if p.key == "layer_ann"), ""),
             )
     return builder.build([info.name for info in proto.output])
 
@@ -318,6 +319,7 @@ def _texts_of(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield from (node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
+        yield from (one.value for one in node.metadata_props)
 
 
 def _value_of(info: Any) -> Described:
