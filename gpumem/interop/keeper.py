@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 VERSION = 1  # of the messages
@@ -86,7 +86,7 @@ class Peer:
     socket: socket.socket
     process: int
     until: float | None
-    using: KeptSet | None = field(default=None)
+    using: KeptSet | None = None
 
 
 def kept_set(name: str, descriptors: list[int]) -> KeptSet:

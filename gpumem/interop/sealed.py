@@ -361,9 +361,7 @@ class _Making:
         sizes: list[int] = []
         homes: list[MemoryInfo] = []
         current: dict[MemoryInfo, int] = {}
-        dtypes = {
-            key: empty((0,), dtype, memory="host").dtype for key, (_, dtype, _) in forms.items()
-        }
+        dtypes = {key: _dtype_of(dtype) for key, (_, dtype, _) in forms.items()}
         for key, (shape, _, home) in forms.items():
             if dtypes[key].names is not None:
                 raise InvalidDescriptorError(f"dtype {dtypes[key]} of {key!r} has fields")
@@ -397,18 +395,9 @@ class _Making:
             # GPU such a fault would end all work of the process, so there the mapping is writable.
             handle = export(each, read_only=each.memory.kind is MemoryKind.HOST)
             handles.append(handle)
-            contents = handle.contents
-            parts.append(
-                {
-                    "kind": handle.kind.name,
-                    "memory": str(contents.memory),
-                    "device_uuid": contents.device_uuid,
-                    "size": contents.size,
-                    "offset": contents.offset,
-                    "nbytes": contents.shape[0],
-                    "read_only": contents.read_only,
-                }
-            )
+            memory, dtype = str(handle.contents.memory), handle.contents.dtype.str
+            contents = vars(handle.contents) | {"memory": memory, "dtype": dtype}
+            parts.append({"kind": handle.kind.name, "contents": contents})
         rows = []
         for key, tensor in self.tensors.items():
             place = (*self.places[key], _digest(tensor) if digest else None)
@@ -433,6 +422,10 @@ class _Making:
 def _sealing(making: _Making, digest: bool, seconds: float) -> Iterator[dict[str, Tensor]]:
     yield dict(making.tensors)
     making.publish(digest, seconds).close()
+
+
+def _dtype_of(dtype: Any) -> Any:
+    return empty((0,), dtype, memory="host").dtype
 
 
 def _text_of(dtype: Any) -> str:
@@ -506,16 +499,11 @@ def _manifest(handle: Handle) -> dict[str, Any]:
 
 
 def _part(handle: Handle, about: dict[str, Any]) -> Tensor:
-    contents = Contents(
-        memory=MemoryInfo.parse(about["memory"]),
-        device_uuid=about["device_uuid"],
-        size=about["size"],
-        offset=about["offset"],
-        shape=(about["nbytes"],),
-        strides=(1,),
-        dtype=empty((0,), "uint8", memory="host").dtype,
-        read_only=about["read_only"],
-    )
+    values = dict(about["contents"])
+    values |= {key: tuple(values[key]) for key in ("shape", "strides")}
+    values["memory"] = MemoryInfo.parse(values["memory"])
+    values["dtype"] = _dtype_of(values["dtype"])
+    contents = Contents(**values)
     handle._describe(MemoryHandleType[about["kind"]], contents)
     part: Tensor = attach(handle)
     return part

@@ -213,7 +213,10 @@ def test_set_with_a_damaged_manifest_is_an_error(kept, body):
         ({"size": 1 << 40}, {}),
         ({"size": -1}, {}),
         ({"offset": 4096}, {}),
-        ({"nbytes": 4097}, {}),
+        ({"shape": [4097]}, {}),
+        ({"strides": 7}, {}),
+        ({"dtype": "object"}, {}),
+        ({"more": 7}, {}),
         ({"read_only": 7}, {}),
         ({"device_uuid": "0" * 32}, {}),
         ({}, {"shape": [4097]}),
@@ -225,13 +228,14 @@ def test_set_with_a_damaged_manifest_is_an_error(kept, body):
     ],
 )
 def test_damaged_value_of_a_manifest_is_an_error(kept, part, row):
-    whole = {"kind": "MEMFD", "memory": "host:0", "device_uuid": None, "size": 4096}
-    whole |= {"offset": 0, "nbytes": 4096, "read_only": True} | part
+    whole = {"memory": "host:0", "device_uuid": None, "size": 4096, "offset": 0, "dtype": "|u1"}
+    whole |= {"shape": [4096], "strides": [1], "read_only": True} | part
+    kind = whole.pop("kind", "MEMFD")
     entry = {"key": "a", "shape": [3], "dtype": "int8", "part": 0, "offset": 0, "digest": None}
     rows = [list((entry | row).values())]
     memory = os.memfd_create("memory")
     os.truncate(memory, 4096)
-    body = json.dumps({"parts": [whole], "tensors": rows})
+    body = json.dumps({"parts": [{"kind": kind, "contents": whole}], "tensors": rows})
     with manifest(body, parts=1) as file, connected() as peer:
         asked(peer, request("put"), [file, memory])
     os.close(memory)
