@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from gpumem._support.sizes import format_size
-from gpumem.integrations.torch._offload.plan import AHEAD, Planner, Step
+from gpumem.integrations.torch._offload.plan import AHEAD, Planner, TrainingStep
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Record:
         self.nbytes = nbytes
         self.version = version
         self.module = module
-        self.step: Step = owner.planner.step
+        self.step: TrainingStep = owner.planner.step
         self.number = len(self.step.items) - 1  # the planner has just noted it
         self.host: Any = None
         self.first = self.last = 0  # bytes that the host has

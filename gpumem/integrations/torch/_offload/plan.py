@@ -43,7 +43,7 @@ class Item:
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """The storages of a step in the order in which they were saved, and the bytes at its points."""
 
     items: list[Item] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Planner:
         Bytes of gradients that the backward pass of a first step will allocate.
     out : int
         Bytes that are on the host now and not on the GPU.
-    step : Step
+    step : TrainingStep
         The step under way.
-    plan : Step or None
+    plan : TrainingStep or None
         The recorded step that it follows. None: there is none, or it differs; then a running
         estimate decides.
     """
@@ -101,9 +101,9 @@ class Planner:
         self.limit = limit
         self.coming = 0
         self.out = 0
-        self.step = Step()
-        self.plan: Step | None = None
-        self._steps: dict[str, Step] = {}  # the last one by the key of its first item
+        self.step = TrainingStep()
+        self.plan: TrainingStep | None = None
+        self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
         self._solved: tuple[object, ...] = ()
         self._scale = 1.0
@@ -131,7 +131,7 @@ class Planner:
         start = step.lives[0]
         return live > start + (self._usable() - start - self.coming) / 2
 
-    def need(self, step: Step, number: int, live: int, peak: int, *, frees: bool) -> None:
+    def need(self, step: TrainingStep, number: int, live: int, peak: int, *, frees: bool) -> None:
         """Note that the backward pass of a step needs a storage."""
         item = step.items[number]
         if step is not self.step or item.end is not None:
@@ -155,7 +155,7 @@ class Planner:
 
     def end_step(self) -> None:
         """Keep the step under way as the plan of a next one like it."""
-        step, self.step = self.step, Step()
+        step, self.step = self.step, TrainingStep()
         self._is_backward = False
         if self.plan is not None and step.highest > self.limit:
             self._slack += step.highest - self.limit
