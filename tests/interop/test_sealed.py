@@ -59,12 +59,16 @@ def process_of(path):
         return keeper.peer_of(peer)[0]
 
 
-def is_gone(process):
-    """Return whether a process has ended; its parent may not have waited for it."""
+def state_of(process):
+    """Return the letter of a process's state, and Z for one that has ended."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return "Z"  # as one that its parent has not waited for
+
+
+def is_gone(process):
+    return state_of(process) == "Z"
 
 
 def descriptors_of(process):
@@ -231,6 +235,7 @@ def test_stopped_keeper_is_an_error_after_the_timeout(folder):
     number = process_of(folder)
     os.kill(number, signal.SIGSTOP)
     try:
+        wait_until(lambda: state_of(number) == "T")
         for call in (interop.open, interop.drop, lambda name, **more: interop.sealed_sets(**more)):
             with pytest.raises(errors.KeeperError, match=r"did not answer within 0\.2 s"):
                 call("set", timeout=0.2)
