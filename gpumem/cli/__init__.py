@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": "plan",
     "top": "top",
     "keep": "keep",
+    "node": "node",
     "bench": "bench",
     "demo": "demo",
     "completion": "completion",

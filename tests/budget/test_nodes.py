@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.child import PYTHON_CHECKS
+from helpers.child import PYTHON_CHECKS, python
 from helpers.waiting import wait_until
 
 import gpumem
@@ -263,6 +264,29 @@ def test_node_is_removed_once_nobody_uses_it(node, other):
     assert node not in node_files()
     with pytest.raises(NodeError, match="there is no node"):
         NodeView(node)
+
+
+def test_command_lists_sets_and_removes(node, other):
+    command = ("-m", "gpumem", "node")
+    other(f"b := gpumem.Budget('64MiB', node='{node}/a')")
+    other("reserved(b, '64MiB')")
+    listed = python(*command, node).stdout.splitlines()
+    assert listed == [
+        f"{node}: 64.0 MiB leased, no limit",
+        f"  {node}/a: 64.0 MiB leased, of 64.0 MiB",
+        f"    process {other.process.pid}: 64.0 MiB",
+    ]
+    python(*command, f"{node}/a", "--limit", "96MiB")
+    assert other("b.limit") == str(96 * MIB)
+    python(*command, f"{node}/a", "--limit", "none")
+    facts = json.loads(python(*command, node, "--json").stdout)["nodes"][0]
+    assert [level["limit"] for level in facts["names"]] == [None, None]
+    assert "is in use by processes" in python(*command, node, "--remove", status=1).stderr
+    other.send(signal.SIGKILL)
+    python(*command, node, "--remove")
+    assert f"there is no node '{node}'" in python(*command, node).stdout
+    for wrong in (("--remove",), (f"{node}/a", "--remove"), ("a b",), (node, "--limit", "x")):
+        python(*command, *wrong, status=2)
 
 
 @pytest.mark.parametrize(

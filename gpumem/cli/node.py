@@ -1,0 +1,92 @@
+"""``gpumem node``: the limits that programs of this machine share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+from rich.console import Console
+
+from gpumem._node import NodeView, node_files
+from gpumem._support.sizes import format_size, parse_size
+from gpumem.cli.output import json_option, present
+from gpumem.errors import ConfigError, NodeError
+
+
+def _complete_node(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Offer the nodes of this user."""
+    return [CompletionItem(name) for name in node_files() if name.startswith(begun)]
+
+
+def _read_limit(_: click.Context, __: click.Parameter, text: str | None) -> int | str | None:
+    """Read bytes, or the word for no limit."""
+    try:
+        return text if text in (None, "none") else parse_size(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(short_help="List or change limits that programs of this machine share.")
+@click.option(
+    "--limit",
+    metavar="SIZE",
+    callback=_read_limit,
+    help="Set the limit of NAME, such as 20GiB; none: no limit of its own.",
+)
+@click.option("--remove", is_flag=True, help="Remove NAME, a node that no process uses.")
+@json_option
+@click.argument("name", required=False, shell_complete=_complete_node)
+def node(limit: int | str | None, remove: bool, as_json: bool, name: str | None) -> None:
+    """List the nodes of this user, or NAME alone, such as gpu0.
+
+    With --limit NAME may be one below a node, such as gpu0/tenant-a. The limit holds at once, for
+    all programs that use it.
+    """
+    if name is None and (remove or limit is not None):
+        raise click.UsageError("--limit and --remove need NAME")
+    if remove and limit is not None:
+        raise click.UsageError("--remove does not go with --limit")
+    if remove and name is not None and "/" in name:
+        raise click.UsageError("--remove needs the name of a node, without '/'")
+    try:
+        if name is not None and limit is not None:
+            NodeView(name).set_limit(None if isinstance(limit, str) else limit)
+        if name is not None and remove:
+            NodeView(name).remove()
+        names = node_files() if name is None else [] if remove else [name.partition("/")[0]]
+        facts = {"nodes": [_facts_of(each) for each in names]}
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="NAME") from None
+    present(facts, as_json, _show)
+
+
+def _facts_of(name: str) -> dict[str, Any]:
+    try:
+        levels, holders = NodeView(name).read()
+    except NodeError as error:
+        return {"name": name, "error": str(error), "names": [], "processes": []}
+    return {
+        "name": name,
+        "error": None,
+        "names": [level._asdict() for level in levels],
+        "processes": [holder._asdict() for holder in holders],
+    }
+
+
+def _show(console: Console, facts: dict[str, Any]) -> None:
+    for each in facts["nodes"]:
+        if each["error"]:
+            console.print(each["error"], markup=False)
+        for level in each["names"]:
+            of = "no limit" if level["limit"] is None else f"of {format_size(level['limit'])}"
+            text = f"{level['name']}: {format_size(level['used'])} leased, {of}"
+            console.print("  " * level["name"].count("/") + text, markup=False)
+            for holder in each["processes"]:
+                if holder["name"] == level["name"]:
+                    ended = "" if holder["alive"] else ", which has ended"
+                    console.print(
+                        "  " * (1 + level["name"].count("/"))
+                        + f"process {holder['process']}{ended}: {format_size(holder['held'])}",
+                        markup=False,
+                    )
