@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
 from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, ModelGraphError, ModelSizeError
 from gpumem.planning import (
     Assignment,
@@ -27,6 +29,7 @@ from gpumem.planning import (
     ModelGraph,
     Placement,
     Target,
+    Value,
     partition,
     plan_memory,
 )
@@ -42,9 +45,13 @@ _MEANINGS = (
     "lower bound: the peak of the bytes of live values; no plan needs less",
 )
 MAX_ROWS = 40  # of one table; --json and -o have everything
+MAX_TENSORS = 5  # shown of each memory, and named without a size
 
 
-@click.command(short_help="Place an ONNX model on devices, and plan its memory.")
+@click.command(
+    short_help="Place an ONNX model on devices, and plan its memory.",
+    epilog="\n\n".join(_MEANINGS),
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--budget",
@@ -77,7 +84,7 @@ MAX_ROWS = 40  # of one table; --json and -o have everything
     type=click.Choice(sorted(STRATEGIES)),
     default="greedy",
     show_default=True,
-    help="How nodes are chosen under a budget.",
+    help="How nodes are chosen under a budget; best keeps greedy's where it alternates for few.",
 )
 @click.option("--weights", is_flag=True, help="Include weights in the memory plan.")
 @click.option(
@@ -104,13 +111,27 @@ def plan(
             require_writable(output, in_place=True)
     targets = _targets(devices)
     limits = _limits(budgets, targets)
-    accountants = Accountants(
-        {target.device: _accountant(limits, target, stats, percent) for target in targets}
-    )
+
+    def placed(strategy: str) -> tuple[Placement, Accountants]:
+        accountants = Accountants(
+            {target.device: _accountant(limits, target, stats, percent) for target in targets}
+        )
+        return partition(graph, targets, accountants, strategy), accountants
+
     with progress(f"planning {model}"):
         graph = _read(model, dims)
         try:
-            placement = partition(graph, targets, accountants, strategy)
+            placement, accountants = placed(strategy)
+            if placement.gains and _changes(placement) >= len(targets):
+                greedy = placed("greedy")
+                nodes = _nodes_under(limits, placement) - _nodes_under(limits, greedy[0])
+                changes = _changes(placement) - _changes(greedy[0])
+                if changes > nodes:
+                    placement, accountants = greedy
+                    placement.gains[targets[0].device] = (
+                        f"the search would place {nodes} nodes more than the greedy order, and "
+                        f"change the device {changes} times more in a run: greedy is kept"
+                    )
             made = plan_memory(placement, weights=weights)
         except ModelSizeError as error:
             raise ConfigError(f"{model}: {error}") from error
@@ -169,11 +190,22 @@ def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
     try:
         return ModelGraph.from_onnx(model, dims=dict(map(_dim, dims)))
     except ModelGraphError as error:
-        raise ConfigError(str(error)) from error
+        name = "" if str(model) in str(error) else f"{model}: "
+        raise ConfigError(f"{name}{error}") from error
     except OSError as error:
         raise ConfigError(f"{model}: {error.strerror or error}") from error
     except ImportError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _nodes_under(limits: dict[Any, int], placement: Placement) -> int:
+    return sum(len(placement.nodes_on(device)) for device in limits)
+
+
+def _changes(placement: Placement) -> int:
+    """Return how many nodes run on another device than the node before them."""
+    pairs_of_nodes = itertools.pairwise(one.device for one in placement.assignments)
+    return sum(before != after for before, after in pairs_of_nodes)
 
 
 def _open_dims(graph: ModelGraph) -> list[str]:
@@ -226,7 +258,39 @@ def _facts(
         ],
         "copied_bytes": made.copies.copied_bytes,
         "memory": made.as_dict(),
+        "at_peak": {str(memory): _at_peak(made, memory) for memory in made.blocks},
     }
+
+
+def _at_peak(made: MemoryPlan, memory: MemoryInfo) -> list[dict[str, Any]]:
+    """Return the values that are live at the step of most live bytes, the largest first.
+
+    Of values that share bytes, the largest is there.
+    """
+    storages: dict[tuple[int, int, int], tuple[int, Value]] = {}
+    changes: Counter[int] = Counter()
+    for tenant, place in made.places.items():
+        if tenant.memory == memory:
+            span = (place.offset, place.first, place.last)
+            known = storages.get(span)
+            if known is None or place.nbytes > known[0]:
+                storages[span] = place.nbytes, tenant.value
+    for (_, first, last), (nbytes, _) in storages.items():
+        changes[first] += nbytes
+        changes[last + 1] -= nbytes
+    steps = sorted(changes)
+    live = list(itertools.accumulate(changes[step] for step in steps))
+    peak = steps[live.index(max(live))]
+    there = [each for (_, first, last), each in storages.items() if first <= peak <= last]
+    graph = made.placement.graph
+    return [
+        {
+            "value": value.name,
+            "node": "" if (node := graph.producer(value)) is None else node.name or node.op_type,
+            "nbytes": nbytes,
+        }
+        for nbytes, value in sorted(there, key=lambda each: -each[0])
+    ]
 
 
 def _device_facts(placement: Placement, accountants: Accountants, target: Target) -> dict[str, Any]:
@@ -275,13 +339,31 @@ def _show(console: Console, facts: dict[str, Any], placement: Placement, made: M
         peak, bound = format_size(block.peak_bytes), format_size(block.lower_bound_bytes)
         rows.add_row(str(memory), peak, bound, block.strategy)
     console.print(rows)
+    for memory in made.blocks:
+        if memory.kind is MemoryKind.HOST_ACCESSIBLE:
+            console.print(
+                f"{memory} is pinned host memory: it has the values that both the host and "
+                f"{memory.device} use, such as the inputs and outputs of the model"
+            )
+    _show_tensors(console, facts["at_peak"])
     facts_at_end = {"peak": format_size(made.peak_bytes)}
-    if made.unplanned or made.uncounted:
-        unknown = ", ".join((*made.unplanned, *made.uncounted))
-        facts_at_end["size only known in a run"] = unknown
+    unknown = [*made.unplanned, *made.uncounted]
+    if unknown:
+        more = len(unknown) - MAX_TENSORS
+        facts_at_end["size only known in a run"] = ", ".join(unknown[:MAX_TENSORS]) + (
+            f" and {more:,} more" if more > 0 else ""
+        )
     console.print(pairs(facts_at_end))
-    for sentence in _MEANINGS:
-        console.print(sentence, style="dim")
+    console.print("gpumem plan --help explains the words", style="dim")
+
+
+def _show_tensors(console: Console, at_peak: dict[str, list[dict[str, Any]]]) -> None:
+    rows = table("largest at the peak", "of node", "memory", "bytes", numbers=1)
+    for memory, tensors in at_peak.items():
+        for one in tensors[:MAX_TENSORS]:
+            rows.add_row(one["value"], one["node"], memory, format_size(one["nbytes"]))
+    if rows.row_count:
+        console.print(rows)
 
 
 def _show_runs(console: Console, placement: Placement) -> None:

@@ -96,7 +96,8 @@ def test_plan_names_the_dimension_that_was_meant(command, named):
     code, _, err = command(named, "--dim", "batsch=8")
     assert (code, err) == (
         2,
-        "gpumem: unknown dimension 'batsch': did you mean 'batch'? the model takes batch\n",
+        f"gpumem: {named}: unknown dimension 'batsch': did you mean 'batch'? "
+        "the model takes batch\n",
     )
 
 
@@ -111,8 +112,44 @@ def test_plan_begins_with_the_options_that_open_lengths_need(command, named):
     assert "--dim batch" not in bound
     _, _, refused = command(named, "--dim", "depth=3")
     assert "unknown dimension 'depth': the model takes batch" in refused
+    assert "gpumem plan --help explains the words" in bound
+    explained = command("--help")[1]
     for word in ("committed: ", "budget: ", "peak: ", "lower bound: "):
-        assert word in bound
+        assert word in explained
+        assert word not in bound
+
+
+def test_plan_names_the_largest_tensors_at_the_peak_and_the_reason_of_pinned_memory(
+    command, named, model
+):
+    told = json.loads(command(named, "--dim", "batch=8", "--device", "host", "--json")[1])
+    assert told["at_peak"]["host:0"] == [
+        {"value": "x", "node": "", "nbytes": 128},
+        {"value": "y", "node": "Relu", "nbytes": 128},
+    ]
+    told = json.loads(command(model, "--json")[1])
+    for memory, values in told["at_peak"].items():
+        bound = told["memory"]["memories"][memory]["lower_bound_bytes"]
+        alignment = told["memory"]["alignment"]
+        assert sum(-(-one["nbytes"] // alignment) * alignment for one in values) == bound
+    out = command(model)[1]
+    assert "cuda:0/host_accessible is pinned host memory" in out
+    assert "largest at the peak" in out
+
+
+def test_plan_keeps_the_greedy_order_where_the_search_alternates_for_few_nodes(command):
+    budget = AdHocAccountant().cost(ModelGraph.from_onnx(DATA / "resnet.onnx").nodes).total_bytes
+    options = [DATA / "resnet.onnx", "--budget", budget * 3 // 10, "--json"]
+    greedy, best = (
+        json.loads(command(*options, "--strategy", strategy)[1]) for strategy in ("greedy", "best")
+    )
+    assert greedy["nodes"] != best["nodes"], "one change of device more, for more nodes"
+    options[2] = budget // 2
+    greedy, best = (
+        json.loads(command(*options, "--strategy", strategy)[1]) for strategy in ("greedy", "best")
+    )
+    assert greedy["nodes"] == best["nodes"]
+    assert "greedy is kept" in best["devices"][0]["gain"]
 
 
 def test_plan_binds_named_lengths(command, named):
@@ -266,3 +303,5 @@ def test_plan_without_onnx_names_the_missing_package(command, model, monkeypatch
     code, out, err = command(model)
     assert (code, out) == (1, "")
     assert "pip install onnx" in err
+    code, out, err = command(model.with_name("none.onnx"))
+    assert (code, "No such file" in err, err.count("\n")) == (2, True, 1)

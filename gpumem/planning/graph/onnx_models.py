@@ -54,6 +54,9 @@ def _load(model: Any, settings: Mapping[str, object]) -> Any:
         import onnx
         from onnx import serialization
     except ImportError as error:
+        if isinstance(model, str | os.PathLike):
+            with open_regular(model):  # a missing file is reported before a missing package
+                pass
         raise ImportError("reading ONNX models needs the package onnx: pip install onnx") from error
     if isinstance(model, onnx.ModelProto):
         require_bounded(model, settings)
