@@ -534,7 +534,7 @@ class ArenaConfig(_Settings):
 
     _OF: ClassVar[str] = "an arena"
     _LIMIT: ClassVar[str] = "max_mem"
-    _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(_LIMITS, "max_mem")
+    _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("gpu_mem_limit", *_LIMITS), "max_mem")
 
     def __post_init__(self) -> None:
         # A rule that the backing decided follows it: `dataclasses.replace` passes it on.

@@ -475,6 +475,7 @@ def test_unknown_key_and_keyword_name_the_setting_that_was_meant():
         (lambda: gpumem.Arena("host", {"max_men": 1}), ConfigError),
         (lambda: gpumem.Arena("host", {"ep.cuda.arena.max_men": 1}), ConfigError),
         (lambda: gpumem.Arena("host", {"limit": 1}), ConfigError),
+        (lambda: gpumem.Arena("host", {"arena.gpu_mem_limit": 1}), ConfigError),
         (lambda: gpumem.Arena("host", max_men=1), TypeError),
         (lambda: ArenaConfig(max_men=1), TypeError),
         (lambda: ArenaConfig(limit=1), TypeError),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
 _EXTERNAL = "gpu_external_"  # before a callback in a key
+_MEANT = {  # options of ONNX Runtime's CUDA provider, for errors
+    "gpu_mem_limit": "arena.max_mem",
+    "arena_extend_strategy": "arena.extend_strategy",
+}
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ def _option_of(key: object) -> tuple[str | None, str | None]:
         if parsed.setting in _FIELDS or (callback != parsed.setting and callback in _CALLBACKS):
             return callback, parsed.name
     accepted = (*_FIELDS, *(_EXTERNAL + part for part in _CALLBACKS), "arena.<field>")
-    raise ConfigError(unknown("key", key, "a session", accepted))
+    raise ConfigError(unknown("key", key, "a session", accepted, _MEANT))
 
 
 def _parse(key: str, option: str, value: object) -> Any:

@@ -80,6 +80,8 @@ def test_callbacks_may_be_given_as_separate_options():
         ({"user_compute_stream": "99999999999999999999"}, "2\\*\\*64"),
         ({"nonsense": 1}, "unknown key 'nonsense'"),
         ({"ep_factory.cuda.enable_cuda_graph": 1}, "unknown key"),
+        ({"ep.cuda.gpu_mem_limit": 1}, "did you mean 'arena.max_mem'"),
+        ({"arena_extend_strategy": 1}, "did you mean 'arena.extend_strategy'"),
         ({3: 1}, "unknown key 3"),
         ({"arena.nonsense": 1}, "arena.nonsense"),
         ({"arena.max_mem": "1x"}, "arena.max_mem = '1x'"),
