@@ -564,3 +564,15 @@ def test_plan_converts_to_plain_values():
     assert told["peak_bytes"] == plan.peak_bytes
     assert {row["name"]: row["offset"] for row in told["values"]} == plan.offsets
     assert [row["reuse"] for row in told["values"]] == [None, None, "in_place"]
+
+
+def test_only_named_operators_overwrite_an_input():
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (256,))
+    for number, kind in enumerate(("Softmax", "Relu", "Neg")):
+        builder.node(kind, [last], [builder.value(f"v{number}", "uint8", (256,))])
+        last = f"v{number}"
+    placement = partition(builder.build([last]), ["host"])
+    for in_place, reused in ((True, 2), (frozenset({"Relu"}), 1), (frozenset(), 0)):
+        plan = plan_memory(placement, in_place=in_place)
+        assert (len(plan.reuses), plan.verify()) == (reused, True)

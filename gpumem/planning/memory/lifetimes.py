@@ -81,7 +81,9 @@ class Lifetimes:
         Values of those graphs of a size that is only known when they run.
     """
 
-    def __init__(self, copies: CopyPlan, *, alignment: int, in_place: bool, weights: bool) -> None:
+    def __init__(
+        self, copies: CopyPlan, *, alignment: int, in_place: bool | frozenset[str], weights: bool
+    ) -> None:
         self._copies = copies
         self._placement = copies.placement
         self._end = len(self._placement.steps)
@@ -186,6 +188,8 @@ class Lifetimes:
         return Reuse("view", source)
 
     def _over(self, tenant: Tenant, node: Node, step: Step, number: int) -> Reuse | None:
+        if isinstance(self._in_place, frozenset) and node.op_type not in self._in_place:
+            return None
         reads = [Tenant(v, self._copies.memory_for(v, step.device)) for v in node.reads]
         for source in reads:
             storage = self._of.get(source)
@@ -220,7 +224,9 @@ def may_overwrite(node: Node, value: Value) -> bool:
 # ---- memory inside a node that holds graphs ------------------------------------------------------
 
 
-def _scratch_of(node: Node, alignment: int, in_place: bool) -> tuple[Value, list[str]]:
+def _scratch_of(
+    node: Node, alignment: int, in_place: bool | frozenset[str]
+) -> tuple[Value, list[str]]:
     """Return a value for the memory inside a node, and the names of values of unknown size.
 
     If and Loop make their outputs last, in memory that is counted as theirs.

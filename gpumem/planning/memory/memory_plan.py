@@ -286,7 +286,7 @@ def plan_memory(
     *,
     strategy: str = "auto",
     alignment: int = 256,
-    in_place: bool = True,
+    in_place: bool | frozenset[str] = True,
     weights: bool = False,
 ) -> MemoryPlan:
     """Assign an offset to every value of a run.
@@ -301,9 +301,9 @@ def plan_memory(
         fewer. ``"auto"`` tries several and stops at the first that reaches the lower bound.
     alignment : int
         Bytes; a power of two up to 2**30. Offsets and sizes are rounded up to it.
-    in_place : bool
+    in_place : bool or frozenset of str
         Whether a value may use the bytes of an input of its node: elementwise operators over an
-        input at its last use, and views.
+        input at its last use, and views. A set names the elementwise operators that do so.
     weights : bool
         Whether weights have places, too, for the whole run.
 
