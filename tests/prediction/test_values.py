@@ -33,6 +33,16 @@ TRUE = {
         assert (ends[1:] - ends[:-1]).max().item() == 17 and int(ends[-1]) == 34
         assert torch.bincount(mask.sum(1)).shape == (18,)
         assert (mask.float().mean() * mask.numel()).round() == 34
+        rnn = torch.nn.utils.rnn
+        packed = rnn.pack_padded_sequence(batch.T[..., None], lengths, enforce_sorted=False)
+        assert rnn.pad_packed_sequence(packed)[1].tolist() == [5, 17, 9, 3]
+    """,
+    "permutations": """
+        places = torch.empty(3, dtype=torch.long, device=D)
+        order = torch.tensor([2, 0, 1], device=D)
+        places.copy_(torch.randn(3, device=D))  # unknown
+        places.scatter_(0, order, torch.arange(3, device=D))
+        assert places.tolist() == [1, 2, 0]
     """,
     "graphs": """
         edges = torch.tensor([[0, 1, 2, 2, 5, 5], [0, 2, 2, 1, 3, 3]]).to(D)
@@ -108,9 +118,11 @@ def test_values_that_follow_from_unknown_ones_are_named(predicted):  # noqa: F81
         empty = torch.empty(3, dtype=torch.long, device="cuda")
         empty[0] = 5
         assert empty[0].item() == 5
+        empty.scatter_(0, torch.tensor([1, 2, 1], device="cuda"), torch.full_like(empty, 7))
+        assert empty[1].item() == 7
         """)
     assert run.end == "script", run.output
-    lines = ["train.py:3", "train.py:6", "train.py:12", "train.py:15"]
+    lines = ["train.py:3", "train.py:6", "train.py:12", "train.py:15", "train.py:17"]
     assert sorted(line for line, *_ in run.reads) == sorted(lines)
     for line in lines:
         assert any(text.startswith(f"{line}: if a size") for text in run.assumed)

@@ -298,7 +298,8 @@ class Values(TorchDispatchMode):  # type: ignore[misc]
         for tensor in _written(traits, args, kwargs):
             if tensor.is_cuda:
                 found = self.beside(tensor)
-                covered = _COVERING.fullmatch(traits.name) and _is_whole(tensor)
+                covers = _COVERING.fullmatch(traits.name) or self.scatters_all(traits.name, args)
+                covered = covers and _is_whole(tensor)
                 if covered and found.truth != REPLAYED and truth != REPLAYED:
                     others = (each for each in tensors if each is not tensor)
                     found.truth = max(map(self.truth_of, others), default=TRUE)
@@ -321,6 +322,12 @@ class Values(TorchDispatchMode):  # type: ignore[misc]
                 self.keep(storage, torch.UntypedStorage(storage.nbytes()), truth)
                 self.view(mine).copy_(value)
         return pytree.tree_unflatten(seen, structure)
+
+    def scatters_all(self, name: str, args: Any) -> bool:
+        """Whether an operator scatters into every place, as the inverse of a permutation does."""
+        if name != "scatter_" or len(args) != 4 or args[0].dim() != 1:
+            return False
+        return bool(self.view(args[2]).unique().numel() == args[0].numel())
 
     def taint(self, tensors: Iterable[torch.Tensor], truth: int = UNKNOWN) -> None:
         """Note that values that nobody has computed were written into tensors."""
