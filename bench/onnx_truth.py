@@ -190,7 +190,9 @@ def row_of(model: Any, interpreter: str, library: str, path: Path) -> list[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.onnx_truth", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--onnxruntime", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--wheels", type=Path, help="folder of the wheels of the models")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -202,9 +204,9 @@ def main() -> None:
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "logger.c"), Path(folder, "logger.so")
-        source.write_text(LOGGER, encoding="utf-8")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
+        library = Path(folder, "logger.so")
+        command = ["cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=LOGGER, text=True, check=True)
         for package, name, shapes in MODELS:
             (wheel,) = given.wheels.glob(f"{package}-*.whl")
             model = fixed(wheel, name, shapes)
