@@ -23,4 +23,5 @@ cdef class NodeMember:
 cdef NodeMember node_of_level(const BudgetCore* level)
 
 # Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.
-cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline, object relieve)
+cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
+                          object relieve)

@@ -233,7 +233,8 @@ cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1
     return require_outcome(core, outcome)
 
 
-cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline, object relieve):
+cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
+                          object relieve):
     cdef NodeMember node = nodes.get(name)
     cdef NodeCore* core
     cdef int outcome

@@ -7,7 +7,7 @@ leases in chunks, and its budgets charge what it has leased, so a charge that fi
 
 The sum of the slots is the only total, so a process that is killed in any instruction loses
 nothing: its slot is refunded as a whole. A lease first claims its bytes in its own slot and then
-reads all slots. If the claims of all are within each limit, the claim is held; else it is withdrawn.
+reads all slots. If the claims of all are within each limit, the claim is held; if not, withdrawn.
 Of two processes that claim at the same time, the later one reads both claims, so the held bytes
 never exceed a limit. No lock is held meanwhile: a stopped process delays nobody.
 

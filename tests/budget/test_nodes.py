@@ -344,16 +344,16 @@ def test_page_of_a_group_is_for_the_group(node, monkeypatch):
         ({"node": "../x"}, ValueError, "invalid node"),
         ({"node": "a/b/c/d/e"}, ValueError, "1 to 4 parts"),
         ({"node": 5}, TypeError, "node must be a str"),
-        ({"node": "x", "priority": 1 << 31}, ValueError, "invalid priority"),
-        ({"node": "x", "deadline": 0}, ValueError, "above 0 to 3600"),
-        ({"node": "x", "deadline": "soon"}, TypeError, "deadline must be a number"),
-        ({"node": "x", "parent": Budget(5)}, ValueError, "a node's budget is a root"),
+        ({"priority": 1 << 31}, ValueError, "invalid priority"),
+        ({"deadline": 0}, ValueError, "above 0 to 3600"),
+        ({"deadline": "soon"}, TypeError, "deadline must be a number"),
+        ({"parent": Budget(5)}, ValueError, "a node's budget is a root"),
     ],
 )
-def test_invalid_argument_is_refused(arguments, error, text):
+def test_invalid_argument_is_refused(node, arguments, error, text):
     with pytest.raises(error, match=text):
-        Budget("64MiB", **arguments)
-    assert "x" not in node_files()
+        Budget("64MiB", **{"node": node, **arguments})
+    assert node not in node_files()
 
 
 def test_killed_stopped_and_forking_processes_never_exceed_a_limit(node, rng):
