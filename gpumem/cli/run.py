@@ -16,17 +16,17 @@ from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
 
 class _Run(click.Command):
-    """A command with an option that has a value only after "=", as click has none."""
+    """A command with options that have a value only after "=", as click has none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Write ``--pinned`` and ``--pinned=LIMIT`` before the program as options of click's."""
+        """Write ``--pinned``, ``--offload`` before the program as options of click's."""
         given = iter(range(len(args)))
         for i in given:
             name, equals, _ = args[i].partition("=")
             if not name.startswith("-") or name == "--":
                 break
-            if name == "--pinned":
-                args[i] = args[i] if equals else "--pinned=0"
+            if name in ("--pinned", "--offload"):
+                args[i] = args[i] if equals else f"{name}=0"
             elif name in ("--max-mem", "--report", "--stacks") and not equals:
                 next(given, None)
         return super().parse_args(ctx, args)
@@ -50,6 +50,12 @@ class _Run(click.Command):
     help="Replace PyTorch's allocator of pinned host memory alone, within LIMIT in each process.",
 )
 @click.option(
+    "--offload",
+    metavar="[=LIMIT]",
+    callback=size,
+    help="Move activations to pinned memory where the GPU's would exceed LIMIT, or what it has.",
+)
+@click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PAGE",
@@ -70,6 +76,7 @@ class _Run(click.Command):
 def run(
     max_mem: int | None,
     pinned: int | None,
+    offload: int | None,
     report: Path | None,
     stacks: float,
     module: bool,
@@ -90,7 +97,7 @@ def run(
         raise click.BadParameter("--max-mem limits GPU memory, which --pinned leaves to PyTorch")
     command = _command(program, module)
     page = str(report.absolute()) if report else ""
-    options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns(), pinned)
+    options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns(), pinned, offload)
     path = os.environ.get("PYTHONPATH")
     environment = {
         **os.environ,

@@ -4,10 +4,12 @@ On the CPU a stand-in for the mover copies at once, so that values are compared 
 """
 
 import gc
+import sys
 import threading
 
 import pytest
-from prediction.null_cuda import over_null_cuda
+from helpers.child import program as run_program
+from prediction.null_cuda import environment, over_null_cuda
 
 from gpumem.integrations.torch import _build
 
@@ -396,3 +398,47 @@ with torch.cuda.graph(torch.cuda.CUDAGraph()):
     counts, capture = said.splitlines()
     assert counts == "True True"
     assert "CUDA graph is captured" in capture
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("options", "reentrant"),
+    [
+        (["--offload"], False),
+        (["--max-mem", "400MiB", "--offload"], False),
+        (["--max-mem", "400MiB", "--offload"], True),
+    ],
+)
+def test_run_of_a_script_moves_inputs_of_recomputed_layers(tmp_path, options, reentrant):
+    """The script needs more than 400 MiB. Nothing moves without a limit of the arena."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layers = [torch.nn.Linear(1024, 1024) for _ in range(16)]\n"
+        "        self.layers = torch.nn.ModuleList(layers)\n"
+        "    def forward(self, x):\n"
+        "        for each in self.layers:\n"
+        f"            x = checkpoint(each, x, use_reentrant={reentrant})\n"
+        "        return x\n"
+        "net = Net().cuda()\n"
+        "for _ in range(4):\n"
+        "    x = torch.ones(4096, 1024, device='cuda', requires_grad=True)\n"
+        "    net(x * 2).sum().backward()\n"
+        "print(torch.cuda.max_memory_allocated() >> 20, flush=True)\n"
+        # As `null_cuda.END` does, but with the report.
+        "import atexit, os\n"
+        "atexit._run_exitfuncs()\n"
+        "os._exit(0)\n"
+    )
+    command = ("-m", "gpumem", "run", *options, script)
+    done = run_program(sys.executable, *command, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    if len(options) > 1:  # the arena refuses what is above
+        assert "offload: 0 B moved" not in done.stderr
+    else:
+        assert int(done.stdout) > 400
+        assert "gpumem: offload: 0 B moved" in done.stderr

@@ -57,7 +57,12 @@ from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.torch import _allocator, _build, _hooks, _phases, _pinned
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
-from gpumem.integrations.torch._offload import Moves, Offload, OffloadReport, context
+from gpumem.integrations.torch._offload import (
+    Moves,
+    Offload,
+    OffloadReport,
+    context,
+)
 from gpumem.integrations.torch._offload.mover import Mover
 
 __all__ = [
@@ -318,7 +323,10 @@ def offload(
 
 def _free_bytes(torch: ModuleType, device: int) -> int:
     """Return the bytes that PyTorch can hold on a GPU, the ones it holds included."""
-    arena = status().resources.get(device)
+    enabled = status()
+    arena = enabled.resources.get(device)
+    if arena is None and enabled.mode == "full":
+        arena = _hooks.arenas().get(device)
     if isinstance(arena, Arena) and arena.stats().limit:
         return arena.stats().limit
     free: int = torch.cuda.mem_get_info(device)[0]

@@ -21,6 +21,7 @@ from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
 from gpumem.integrations._common.resources import Resources
+from gpumem.integrations.torch._offload import begin_at_first_call
 from gpumem.report import joined, processes
 from gpumem.traces import Trace
 
@@ -49,6 +50,9 @@ class Options(NamedTuple):
     pinned : int or None
         Bytes that the arena of pinned memory may hold in each process, which alone is PyTorch's; 0
         is unlimited. None: gpumem serves the GPU's memory, too.
+    offload : int or None
+        Bytes that a GPU may hold before saved tensors move to the host; 0 is as many as it has.
+        None: none move.
     """
 
     process: int
@@ -57,6 +61,7 @@ class Options(NamedTuple):
     stacks: float
     began: int
     pinned: int | None = None
+    offload: int | None = None
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -88,8 +93,28 @@ def begin() -> None:
             torch._switch.enable(torch.setting_of(resources, "full"))
         else:
             torch.enable_pinned(limit=options.pinned or None)
+        if options.offload is not None:
+            _offload_later(options.offload)
     except GpumemError as error:
         _report(f"not enabled for PyTorch: {error}")
+
+
+def _offload_later(limit: int) -> None:
+    """Let saved tensors move from the first training call of a module on a GPU on.
+
+    The program may choose its GPU before, or fork. The report is printed as the process ends.
+    """
+
+    def begin() -> torch.Offload | None:
+        try:
+            made = torch.offload(limit or None)
+        except GpumemError as error:
+            _report(f"nothing is offloaded: {error}")
+            return None
+        atexit.register(lambda: _report(f"offload: {made.report()}"))
+        return made
+
+    begin_at_first_call(torch.import_torch(), begin)
 
 
 _recording: observe.Recording | None = None

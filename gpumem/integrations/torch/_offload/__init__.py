@@ -7,8 +7,11 @@ their tensors: a graph that ends without a backward pass frees them.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -384,9 +387,47 @@ class Offload:
         return self._report.modules.setdefault(record.module, Moves())
 
 
+def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
+    """Enter a context at the first call of a module with gradients on a GPU, for good.
+
+    It applies to the thread of that call.
+    """
+    modules: Any = import_module("torch.nn.modules.module")
+
+    def enter(module: Any, args: object) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not torch.cuda.is_initialized():
+            return
+        handle.remove()
+        context = begin()
+        if context is not None:
+            context.__enter__()
+            context._enter_module(module, args)  # the call under way
+
+    handle = modules.register_module_forward_pre_hook(enter)
+
+
+_kept: list[Any] = []
 _lock = threading.Lock()
 _offloads: dict[tuple[int, int | None, int], Offload] = {}
 """By device, limit and size: what one context learns of a step, the next one knows."""
+
+
+def _end_backward(torch: ModuleType, device: Any) -> None:
+    """Wait until the thread of backward passes has released the objects of the last one.
+
+    A thread that needs Python's lock during its finalization ends the process by `abort`. The
+    thread releases what it has before it runs another pass, and each pass holds the hooks that are
+    set.
+    """
+    with contextlib.suppress(Exception):  # of a GPU that has failed, or of another thread's hooks
+        for each in _offloads.values():
+            while each._entered:
+                each.__exit__()
+        leaf = torch.ones(1, device=device, requires_grad=True)
+        _kept.append(leaf)  # so that the thread does not release the last reference
+        leaf.sum().backward()
 
 
 def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_bytes: int) -> Offload:
@@ -395,6 +436,8 @@ def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_byt
     with _lock:
         found = _offloads.get(key)
         if found is None or found._entered:
+            if not _offloads:
+                atexit.register(_end_backward, torch, mover.device)
             found = _offloads[key] = Offload(torch, mover, limit or free, min_bytes)
         found.planner.limit = limit or free
         return found

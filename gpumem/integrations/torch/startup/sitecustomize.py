@@ -130,7 +130,7 @@ def _run_the_programs_own() -> None:
 
 
 if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
-    _process, _, _page, _, _began, _ = json.loads(os.environ["GPUMEM_RUN"])  # _startup.Options
+    _process, _, _page, _, _began, *_ = json.loads(os.environ["GPUMEM_RUN"])  # _startup.Options
     sys.meta_path.insert(0, _AfterImport("torch"))
     if _page:
         sys.meta_path.insert(0, _AfterImport("gpumem"))
