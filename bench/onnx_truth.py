@@ -38,8 +38,8 @@ MODELS: list[tuple[str, str, dict[str, list[int]]]] = [
 # Operators of which ONNX Runtime's CPU kernels write the result over the input, as its log shows.
 IN_PLACE = frozenset(
     (
-        "Cast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid",
-        "Softplus", "Softsign", "Tanh", "ThresholdedRelu",
+        "Cast", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid",
+        "Softplus", "Tanh",
     )
 )  # fmt: skip
 
