@@ -50,6 +50,7 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
         for key, kinds in _KINDS.items():
             require(key, found[key], kinds, " or ".join(kind.__name__ for kind in kinds))
         require("source", found.get("source"), (int, type(None)), "int or None")
+        require("reserved in counts", found["counts"].get("reserved"), int, "int")
         for number in (*found["counts"].values(), *found["upstreams"]):
             require("number in counts or upstreams", number, int, "int")
     taken = int(plain["time"])

@@ -135,6 +135,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "capture": lambda it, world: it.capture(world.other).__enter__(),
         "check_heap": lambda it, world: it.check_heap(),
         "check_invariants": lambda it, world: it.check_invariants(),
+        "copy_out": lambda it, world: it.copy_out().wait(),
         "enable_peer": lambda it, world: it.enable_peer("host"),
         "outstanding": lambda it, world: it.outstanding(),
         "prepare": lambda it, world: it.prepare(64 * MIB),
