@@ -38,6 +38,7 @@ from gpumem.errors import (
     NotSealedError,
 )
 from gpumem.interop import keeper
+from gpumem.interop._sockets import connect_until, limit_until
 from gpumem.interop.descriptors import MemoryHandleType, number_of, seconds_of
 from gpumem.interop.sharing import Contents, attach, export
 
@@ -530,7 +531,7 @@ def _ask(
     while True:
         try:
             with _connected(folder, until) as peer:
-                _limit(peer, until)
+                limit_until(peer, until)
                 with contextlib.suppress(ConnectionError):  # a refusal may arrive first
                     socket.send_fds(peer, message, numbers)
                 data, found, flags, _ = socket.recv_fds(
@@ -564,15 +565,7 @@ def _connected(folder: str, until: float) -> socket.socket:
     keeper.require_private(folder)
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        while True:
-            _limit(peer, until)
-            try:
-                peer.connect(f"{folder}/keeper")
-                break
-            except BlockingIOError:  # its queue of connections is full
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_PAUSE)
+        connect_until(peer, f"{folder}/keeper", until)
         _, user = keeper.peer_of(peer)
         if user not in (os.getuid(), 0):
             raise KeeperError(errno.EPERM, f"the keeper in {folder} is of user {user}")
@@ -580,10 +573,6 @@ def _connected(folder: str, until: float) -> socket.socket:
         peer.close()
         raise
     return peer
-
-
-def _limit(peer: socket.socket, until: float) -> None:
-    peer.settimeout(max(until - time.monotonic(), _PAUSE))
 
 
 def _require_answer(data: bytes) -> dict[str, Any]:

@@ -323,6 +323,7 @@ def step(rows=4096, context=None):
 for _ in range(2):
     native = step()
 base = torch.cuda.memory_allocated() / MIB
+limit = int(base + 0.6 * (native - base))
 """
 
 
@@ -331,7 +332,6 @@ def test_steps_stay_below_the_limit_and_move_only_what_they_must():
     said = over_null_cuda(
         SCRIPT
         + """
-limit = int(base + 0.6 * (native - base))
 moving = integration.offload(limit=f"{limit}MiB")
 peaks, moved = [], []
 for _ in range(5):
@@ -370,7 +370,6 @@ def test_shapes_that_change_stay_below_the_limit():
     said = over_null_cuda(
         SCRIPT
         + """
-limit = int(base + 0.6 * (native - base))
 moving = integration.offload(limit=f"{limit}MiB")
 print(all(step(rows, moving) <= limit for rows in (4096, 4096, 2048, 4096, 3584, 1024, 4096)))
 """

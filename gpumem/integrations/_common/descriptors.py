@@ -27,10 +27,10 @@ from typing import Any, TypeAlias
 from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
+from gpumem.interop._sockets import connect_until, limit_until
 
 TIMEOUT = 30.0  # seconds for an answer, from its first message to its last
 REQUEST_SECONDS = 1.0  # from a connection to its request
-MIN_SECONDS = 0.001  # of a call whose deadline has passed
 PAUSE_SECONDS = 0.05  # before another attempt if this process has too many open files
 AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
 REQUEST_BYTES = 128
@@ -85,11 +85,11 @@ def ask(
     until = time.monotonic() + timeout
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            _connect(peer, name, until)
+            connect_until(peer, f"\0{name}", until)
             _require_own(peer, name)
             with suppress(ConnectionError):  # a refusal may arrive before the request is sent
                 peer.sendall(f"{kind} {what}".encode())
-            _limit(peer, until)
+            limit_until(peer, until)
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
             _require_answer(said)
             yield said, _received(peer, until)
@@ -97,17 +97,6 @@ def ask(
         raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadHandleError(EBADF, f"{name} did not send the {kind}: {error!r}") from error
-
-
-def _connect(peer: socket.socket, name: str, until: float) -> None:
-    while True:
-        _limit(peer, until)
-        try:
-            return peer.connect(f"\0{name}")
-        except BlockingIOError:  # its queue of connections is full
-            if time.monotonic() > until:
-                raise
-            time.sleep(MIN_SECONDS)
 
 
 def _require_own(peer: socket.socket, name: str) -> None:
@@ -127,14 +116,9 @@ def _user_of(peer: socket.socket) -> int:
     return int(user)
 
 
-def _limit(peer: socket.socket, until: float) -> None:
-    """Let the next call end at a time of `time.monotonic`: each call has what the others left."""
-    peer.settimeout(max(until - time.monotonic(), MIN_SECONDS))
-
-
 def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
     while True:
-        _limit(peer, until)
+        limit_until(peer, until)
         data, numbers, flags, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
         handles = handles_of(numbers)
         if flags & socket.MSG_CTRUNC:
@@ -223,11 +207,11 @@ def answer(peer: socket.socket) -> None:
         if kind not in _answers:
             raise ValueError(f"this process has no {kind!r} to send")
         said, handles = _answers[kind](what)
-        _limit(peer, until)
+        limit_until(peer, until)
         _send(peer, said)
         several = iter(handles)
         while some := list(islice(several, AT_ONCE)):
-            _limit(peer, until)
+            limit_until(peer, until)
             socket.send_fds(peer, [b"\0"], [each.fileno() for each in some])
             for each in some:
                 each.close()
