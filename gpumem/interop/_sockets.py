@@ -1,9 +1,12 @@
-"""Connections within this machine that end at a time of `time.monotonic`."""
+"""Connections to processes of this user that end at a time of `time.monotonic`."""
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+
+from gpumem.interop.keeper import peer_of
 
 MIN_SECONDS = 0.001  # of a call whose deadline has passed
 
@@ -14,12 +17,28 @@ def limit_until(peer: socket.socket, until: float) -> None:
 
 
 def connect_until(peer: socket.socket, address: str, until: float) -> None:
-    """Connect to a Unix socket; BlockingIOError if its queue of connections stays full."""
+    """Connect to a Unix socket of this user.
+
+    Raises
+    ------
+    BlockingIOError
+        Its queue of connections stays full.
+    PermissionError
+        The process that listens is another user's.
+    """
     while True:
         limit_until(peer, until)
         try:
-            return peer.connect(address)
+            peer.connect(address)
+            break
         except BlockingIOError:
             if time.monotonic() > until:
                 raise
             time.sleep(MIN_SECONDS)
+    _, user = peer_of(peer)
+    # Root can read this process's memory anyway. A process that began as root still counts as its.
+    if user not in (os.getuid(), 0):
+        raise PermissionError(
+            f"it is a process of user {user}, and this one is of user {os.getuid()}: descriptors "
+            "are taken from processes of the same user"
+        )

@@ -30,15 +30,15 @@ VERSION = 1  # of the messages
 MAX_REQUEST = 4096  # bytes
 MAX_ANSWER = 1 << 17
 MAX_HEAD = 512  # bytes of a manifest's first line
-MAX_PARTS = 200  # descriptors of a set beside its manifest; the kernel takes 253 in a message
+MAX_PARTS = 64  # descriptors of a set beside its manifest
 MAX_SETS = 128
-MAX_PEERS = 256
+MAX_PEERS = 256  # connections; further ones wait
 BACKLOG = 64  # connections in the queue
-REQUEST_SECONDS = 10.0  # from a connection to its request
-PAUSE_SECONDS = 0.05  # while this process has too many open files
+PAUSE_SECONDS = 0.05  # while no connection can be accepted
 RUNS_ALREADY = 3  # exit status
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,99}", re.ASCII)
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _PEER = struct.Struct("3i")  # of a socket: process, user, group
 
 
@@ -81,11 +81,10 @@ class KeptSet:
 
 @dataclass(eq=False)
 class Peer:
-    """A connection; `until` is when it has to have sent its request, and None after `open`."""
+    """A connection, which ends when its process ends, or no longer uses its set."""
 
     socket: socket.socket
     process: int
-    until: float | None
     using: KeptSet | None = None
 
 
@@ -107,7 +106,7 @@ def kept_set(name: str, descriptors: list[int]) -> KeptSet:
             raise ValueError(f"a number of the manifest is out of range: {numbers}")
         if head["name"] != name or head["parts"] != len(descriptors) - 1:
             raise ValueError(f"the manifest describes {head['parts']} parts of {head['name']!r}")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except DAMAGES as error:
         raise Refused("request", f"the set {name!r} is damaged: {error!r}") from error
     keys = ("name", "bytes", "tensors", "parts", "process")
     return KeptSet({key: head[key] for key in keys}, descriptors)
@@ -121,51 +120,35 @@ class Keeper:
         self.idle = idle
         self.sets: dict[str, KeptSet] = {}
         self.peers: set[Peer] = set()
-        # Connections and one more message always find descriptors.
+        # The sets leave room for connections and for one more message.
         self.room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - MAX_PEERS - MAX_PARTS - 32
         self.selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Answer until the keeper has held nothing for long enough."""
+        """Answer until the keeper has held nothing for `idle` seconds."""
         empty_since = time.monotonic()
-        while True:
-            waiting = [each for each in self.peers if each.until is not None]
+        while self.idle is None or self.sets or time.monotonic() - empty_since < self.idle:
             is_ending = self.idle is not None and not self.sets
-            for key, _ in self.selector.select(PAUSE_SECONDS if waiting or is_ending else None):
+            for key, _ in self.selector.select(PAUSE_SECONDS if is_ending else None):
                 if key.data is None:
                     self._accept()
                 else:
                     self._serve(key.data)
-            now = time.monotonic()
-            for peer in waiting:
-                if peer in self.peers and peer.until is not None and peer.until < now:
-                    self._leave(peer)
             if self.sets:
-                empty_since = now
-            elif self.idle is not None and now - empty_since >= self.idle:
-                return
+                empty_since = time.monotonic()
 
     def _accept(self) -> None:
         try:
+            if len(self.peers) >= MAX_PEERS:
+                raise BlockingIOError
             connection, _ = self.listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # too many open files: the connection waits in the queue
+        except OSError:  # also of too many open files: the connection waits in the queue
             time.sleep(PAUSE_SECONDS)
             return
         connection.setblocking(False)
-        process, _ = peer_of(connection)
-        peer = Peer(connection, process, time.monotonic() + REQUEST_SECONDS)
-        if len(self.peers) >= MAX_PEERS:
-            self._send(peer, refusal("full", f"{MAX_PEERS} processes are connected: no more can"))
-            # A close with an unread request would reset the connection, and the answer be lost.
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)
-                connection.recv(1)
-            connection.close()
-            return
+        peer = Peer(connection, peer_of(connection)[0])
         self.peers.add(peer)
         self.selector.register(connection, selectors.EVENT_READ, peer)
 
@@ -188,7 +171,7 @@ class Keeper:
             return
         except Refused as error:
             answer, sent = refusal(*error.args), []
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except DAMAGES as error:
             answer, sent = refusal("request", f"the request is damaged: {error!r}"), []
         finally:
             for number in numbers:
@@ -230,17 +213,13 @@ class Keeper:
             raise Refused("request", "unknown call: expected put, open, drop or list")
         else:
             peer.using = self.sets[name]
-        peer.until = None
         return {"version": VERSION}, peer.using.descriptors if call == "open" else []
 
     def _list(self) -> list[dict[str, Any]]:
-        return [
-            each.head | {"users": sorted({peer.process for peer in self._users(each)})}
-            for each in self.sets.values()
-        ]
+        return [each.head | {"users": self._users(each)} for each in self.sets.values()]
 
-    def _users(self, kept: KeptSet) -> list[Peer]:
-        return [peer for peer in self.peers if peer.using is kept]
+    def _users(self, kept: KeptSet) -> list[int]:
+        return sorted({peer.process for peer in self.peers if peer.using is kept})
 
     def _put(self, name: str, numbers: list[int]) -> KeptSet:
         if name in self.sets:
@@ -257,15 +236,11 @@ class Keeper:
         return kept
 
     def _drop(self, name: str, *, force: bool) -> None:
-        kept = self.sets[name]
-        users = sorted({peer.process for peer in self._users(kept)})
+        users = self._users(self.sets[name])
         if users and not force:
             processes = ", ".join(map(str, users))
             raise Refused("used", f"the set {name!r} is in use by process {processes}")
-        del self.sets[name]
-        for index, number in enumerate(kept.descriptors):
-            notify(f"FDSTOREREMOVE=1\nFDNAME={index},{name}")
-            os.close(number)
+        release(name, dict(enumerate(self.sets.pop(name).descriptors)))
 
 
 def refusal(word: str, text: str) -> dict[str, Any]:
@@ -287,30 +262,32 @@ def notify(text: str, descriptors: Iterable[int] = ()) -> None:
         socket.send_fds(manager, [text.encode()], descriptors)
 
 
-def inherited() -> tuple[socket.socket | None, dict[str, KeptSet]]:
-    """Return the listening socket and the sets that systemd passed to this process."""
-    listener = None
+def inherited() -> dict[str, KeptSet]:
+    """Return the sets that systemd passed to this process."""
     stored: dict[str, dict[int, int]] = {}
     is_mine = os.environ.get("LISTEN_PID") == str(os.getpid())
     count = int(os.environ.get("LISTEN_FDS", "0")) if is_mine else 0
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     for number, text in zip(range(3, 3 + count), names, strict=False):
         os.set_inheritable(number, False)
-        index, comma, name = text.partition(",")
-        if comma and index.isdecimal() and NAME.fullmatch(name):
+        index, _, name = text.partition(",")
+        if index.isdecimal() and NAME.fullmatch(name):
             stored.setdefault(name, {})[int(index)] = number
-        else:
-            listener = socket.socket(fileno=number)
     sets = {}
     for name, parts in stored.items():
-        numbers = [parts[index] for index in sorted(parts)]
         try:
-            sets[name] = kept_set(name, numbers)
+            sets[name] = kept_set(name, [parts[index] for index in sorted(parts)])
         except Refused as error:
             print(f"gpumem keep: {error.args[1]}", file=sys.stderr)
-            for number in numbers:
-                os.close(number)
-    return listener, sets
+            release(name, parts)
+    return sets
+
+
+def release(name: str, parts: dict[int, int]) -> None:
+    """Close descriptors of a set, and let systemd close its own."""
+    for index, number in parts.items():
+        notify(f"FDSTOREREMOVE=1\nFDNAME={index},{name}")
+        os.close(number)
 
 
 # ---- the program ---------------------------------------------------------------------------------
@@ -340,7 +317,7 @@ def listen(path: str) -> socket.socket:
 def main(arguments: list[str] | None = None) -> int:
     """Keep sets; return `RUNS_ALREADY` if another keeper has the folder."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", required=True)
+    parser.add_argument("--folder", required=True, type=os.path.abspath)
     parser.add_argument("--idle", type=float)
     parser.add_argument("--detach", action="store_true")
     options = parser.parse_args(arguments)
@@ -350,10 +327,9 @@ def main(arguments: list[str] | None = None) -> int:
     if lock(options.folder) is None:
         print(f"gpumem keep: a keeper runs in {options.folder} already", file=sys.stderr)
         return RUNS_ALREADY
-    listener, sets = inherited()
+    sets = inherited()
     path = f"{options.folder}/keeper"
-    is_own = listener is None
-    listener = listener or listen(path)
+    listener = listen(path)
     # The parent of this fork ends: connections wait in the queue until the child serves them.
     if options.detach and os.fork():
         os._exit(0)
@@ -368,9 +344,8 @@ def main(arguments: list[str] | None = None) -> int:
     notify("READY=1")
     with contextlib.suppress(KeyboardInterrupt):
         keeper.serve()
-    if is_own:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # while this process has the lock
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # while this process has the lock
     return 0
 
 

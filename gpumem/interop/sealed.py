@@ -1,7 +1,8 @@
 """Sealed sets: tensors by name in memory that outlives the process that made them.
 
-`seal` copies tensors into a few large blocks and passes their descriptors, with a manifest, to the
-keeper (`gpumem.interop.keeper`); `open` maps the same memory in any process of the same user.
+`seal` copies tensors into one block in each memory and passes the blocks' descriptors, with a
+manifest, to the keeper (`gpumem.interop.keeper`); `open` maps the same memory in any process of the
+same user.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from gpumem.interop.descriptors import MemoryHandleType, number_of, seconds_of
 from gpumem.interop.sharing import Contents, attach, export
 
 TIMEOUT = 10.0  # seconds for an answer of the keeper
-PART_BYTES = 8 << 30  # of a block, unless one tensor is larger
 MAX_MANIFEST = 1 << 26  # bytes
 MAX_SECONDS = 1e6  # of a timeout, which may be infinite
 IDLE_SECONDS = 10.0  # for which a keeper started on demand stays without a set
@@ -158,8 +158,8 @@ def seal(
     name : str
         1 to 100 letters, digits and ``._/@+-``; the first is a letter or a digit.
     tensors : Mapping of str to array
-        Copied once. Or each value is a tuple of a shape and a dtype: the result is a context
-        manager that provides new tensors to write to, and they are kept at the end of the block.
+        Copied once. If a value is a tuple of a shape and a dtype, the result is a context manager
+        that provides the set's tensors to write to; they are kept at the end of the block.
     memory : MemoryInfo, Device or str, optional
         Where the set lies. None: each tensor on the device that it is on, host memory else.
     digest : bool
@@ -170,7 +170,7 @@ def seal(
     Returns
     -------
     SealedSet or context manager
-        The set as `open` returns it; or the context manager, for tuples.
+        The set as `open` returns it; or the context manager, if a value is a tuple.
 
     Raises
     ------
@@ -200,17 +200,22 @@ def seal(
     where = None if memory is None else MemoryInfo.parse(memory)
     if any(each["name"] == name for each in _listed(seconds, start=True)):
         raise KeeperError(f"a set {name!r} is kept already: drop it first")
-    if all(isinstance(each, tuple) for each in tensors.values()):
-        return _sealing(_Making(name, _forms(tensors, where)), digest, seconds)
-    # PyTorch exports no tensor that requires a gradient.
-    seen = {
-        key: asarray(getattr(each, "detach", lambda e=each: e)()) for key, each in tensors.items()
-    }
-    making = _Making(
-        name, {key: (each.shape, each.dtype, where or _home(each)) for key, each in seen.items()}
-    )
-    for key, tensor in seen.items():
-        copy_elements(making.tensors[key], tensor)
+    forms = {}
+    arrays = {}
+    for key, each in tensors.items():
+        if isinstance(each, tuple):
+            if len(each) != 2:
+                refuse(f"tensors[{key!r}]", each, "an array, or a tuple of a shape and a dtype")
+            forms[key] = (*each, where or MemoryInfo.parse("host"))
+        else:
+            # PyTorch exports no tensor that requires a gradient.
+            array = arrays[key] = asarray(each.detach() if hasattr(each, "detach") else each)
+            forms[key] = (array.shape, array.dtype, where or _home(array))
+    making = _Making(name, forms)
+    for key, array in arrays.items():
+        copy_elements(making.tensors[key], array)
+    if len(arrays) < len(forms):
+        return _sealing(making, digest, seconds)
     return making.publish(digest, seconds)
 
 
@@ -341,50 +346,31 @@ def _home(tensor: Tensor) -> MemoryInfo:
     return MemoryInfo.parse(tensor.device if is_device else "host")
 
 
-def _forms(
-    tensors: Mapping[str, tuple[Any, Any]], where: MemoryInfo | None
-) -> dict[str, tuple[Any, Any, MemoryInfo]]:
-    forms = {}
-    for key, each in tensors.items():
-        if len(each) != 2:
-            refuse(f"tensors[{key!r}]", each, "an array, or a tuple of a shape and a dtype")
-        forms[key] = (*each, where or MemoryInfo.parse("host"))
-    return forms
-
-
 class _Making:
-    """A set that is being made: its blocks, and the tensors in them."""
+    """A set that is being made: a block in each memory, and the tensors in them."""
 
     def __init__(self, name: str, forms: dict[str, tuple[Any, Any, MemoryInfo]]) -> None:
         self.name = name
-        self.tensors: dict[str, Tensor] = {}
-        self.places: dict[str, tuple[int, int]] = {}  # part, bytes before the tensor in it
-        sizes: list[int] = []
-        homes: list[MemoryInfo] = []
-        current: dict[MemoryInfo, int] = {}
+        self.places: dict[str, tuple[int, int]] = {}  # of the tensor's block, and in it
         dtypes = {key: _dtype_of(dtype) for key, (_, dtype, _) in forms.items()}
+        sizes: dict[MemoryInfo, int] = {}  # of the block in each memory
         for key, (shape, _, home) in forms.items():
             if dtypes[key].names is not None:
                 raise InvalidDescriptorError(f"dtype {dtypes[key]} of {key!r} has fields")
             lengths = [shape] if hasattr(shape, "__index__") else shape
             count = prod(number_of(each, "a length of the shape") for each in lengths)
             nbytes = max(count * dtypes[key].itemsize, 1)
-            part = current.get(home)
-            if part is None or sizes[part] + nbytes > PART_BYTES:
-                part = current[home] = len(sizes)
-                sizes.append(0)
-                homes.append(home)
-            self.places[key] = part, sizes[part]
-            sizes[part] += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if len(sizes) > keeper.MAX_PARTS:
-            raise ValueError(f"the set needs {len(sizes)} blocks: at most {keeper.MAX_PARTS} fit")
-        arenas = {home: Arena(home, name=f"sealed set {name}") for home in current}
+            start = sizes.setdefault(home, 0)
+            self.places[key] = list(sizes).index(home), start
+            sizes[home] += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self.blocks = [
-            arenas[home].allocate(nbytes, shareable=True)
-            for home, nbytes in zip(homes, sizes, strict=True)
+            Arena(home, name=f"sealed set {name}").allocate(nbytes, shareable=True)
+            for home, nbytes in sizes.items()
         ]
-        for key, (part, offset) in self.places.items():
-            self.tensors[key] = self.blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
+        self.tensors = {
+            key: self.blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
+            for key, (part, offset) in self.places.items()
+        }
 
     def publish(self, digest: bool, seconds: float) -> SealedSet:
         """Pass the set to the keeper, and map it as any other process does."""
@@ -479,16 +465,13 @@ def _mapped(
         return SealedSet(name, tensors, connection)
     except BaseException as error:
         connection.close()
-        if isinstance(error, GpumemError) or not isinstance(error, _DAMAGES):
+        if isinstance(error, GpumemError) or not isinstance(error, keeper.DAMAGES):
             raise
         text = f"the manifest of set {name!r} is damaged: {error!r}"
         raise BadHandleError(errno.EINVAL, text) from error
     finally:
         for handle in handles:
             handle.close()
-
-
-_DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def _manifest(handle: Handle) -> dict[str, Any]:
@@ -530,18 +513,17 @@ def _ask(
     folder = keeper.folder()
     while True:
         try:
-            with _connected(folder, until) as peer:
+            keeper.require_private(folder)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                connect_until(peer, f"{folder}/keeper", until)
                 limit_until(peer, until)
-                with contextlib.suppress(ConnectionError):  # a refusal may arrive first
-                    socket.send_fds(peer, message, numbers)
+                socket.send_fds(peer, message, numbers)
                 data, found, flags, _ = socket.recv_fds(
                     peer, keeper.MAX_ANSWER, keeper.MAX_PARTS + 1
                 )
                 handles = [Handle._owning(number) for number in found]
                 if flags & socket.MSG_CTRUNC:
-                    raise KeeperError(
-                        errno.EMFILE, f"{request.get('name')!r} needs more open files"
-                    )
+                    raise OSError(errno.EMFILE, f"{request.get('name')!r} needs more open files")
                 if not data:
                     raise ConnectionResetError("the keeper has ended")
                 return _require_answer(data), handles, Handle._owning(peer.detach())
@@ -561,25 +543,11 @@ def _ask(
             raise KeeperError(error.errno, f"the keeper in {folder}: {error}") from error
 
 
-def _connected(folder: str, until: float) -> socket.socket:
-    keeper.require_private(folder)
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connect_until(peer, f"{folder}/keeper", until)
-        _, user = keeper.peer_of(peer)
-        if user not in (os.getuid(), 0):
-            raise KeeperError(errno.EPERM, f"the keeper in {folder} is of user {user}")
-    except BaseException:
-        peer.close()
-        raise
-    return peer
-
-
 def _require_answer(data: bytes) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(data)
         version, refused = answer["version"], answer.get("refused")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except keeper.DAMAGES as error:
         raise KeeperError(errno.EPROTO, f"the keeper sent something else: {error!r}") from error
     if version != keeper.VERSION:
         raise KeeperError(
@@ -588,34 +556,31 @@ def _require_answer(data: bytes) -> dict[str, Any]:
             f"{keeper.VERSION}: drop its sets with its own gpumem and end it",
         )
     if refused is not None:
-        text = str(answer.get("text"))
         kind = {"name": NotSealedError, "used": InUseError}.get(refused, KeeperError)
-        raise kind(text)
+        raise kind(str(answer.get("text")))
     return answer
 
 
 def _start(folder: str, until: float) -> None:
     """Start a keeper, unless another process does so at the same time."""
     idle = os.environ.get("GPUMEM_KEEPER_IDLE") or str(IDLE_SECONDS)
-    command = [sys.executable, "-I", "-S", keeper.__file__, "--detach"]
-    process = subprocess.Popen(
-        [*command, "--folder", folder, "--idle", idle],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-I", "-S", keeper.__file__, "--detach", "--idle", idle]
     try:
-        _, said = process.communicate(timeout=max(until - time.monotonic(), _PAUSE))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise TimeoutError("the keeper did not start in time") from None
-    if process.returncode not in (0, keeper.RUNS_ALREADY):
-        text = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise KeeperError(errno.ECHILD, f"the keeper did not start: {text}")
-    if process.returncode:
+        ended = subprocess.run(
+            [*command, "--folder", folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            timeout=max(until - time.monotonic(), _PAUSE),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KeeperError(errno.ETIMEDOUT, f"the keeper did not start: {error}") from None
+    if ended.returncode == keeper.RUNS_ALREADY:
         time.sleep(_PAUSE)  # the other one begins to listen, or is ending
+    elif ended.returncode:
+        text = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise KeeperError(errno.ECHILD, f"the keeper did not start: {text}")
 
 
 def _forget_connections() -> None:

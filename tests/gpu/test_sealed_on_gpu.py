@@ -37,3 +37,17 @@ def test_pytorch_uses_the_tensors_of_a_killed_maker_in_place():
         assert interop.open("weights")["bias"].to("host").tolist() == [3.0] * 512
     finally:
         interop.drop("weights", force=True)
+
+
+def test_set_has_one_part_in_each_memory():
+    arrays = {"gpu": torch.arange(5, device="cuda:0"), "host": torch.arange(7)}
+    try:
+        with interop.seal("mixed", arrays, digest=True), interop.open("mixed", verify=True) as kept:
+            assert interop.sealed_sets()[0]["parts"] == 2
+            assert [str(each.device) for each in kept.values()] == ["cuda:0", "host:0"]
+            assert [each.tolist() for each in kept.state_dict().values()] == [
+                list(range(5)),
+                list(range(7)),
+            ]
+    finally:
+        interop.drop("mixed", force=True)

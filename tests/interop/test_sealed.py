@@ -157,16 +157,6 @@ def test_verify_names_a_tensor_that_was_changed(folder):
         interop.open("plain", verify=True)
 
 
-def test_large_sets_have_several_parts(folder, monkeypatch):
-    monkeypatch.setattr("gpumem.interop.sealed.PART_BYTES", 1000)
-    arrays = {str(each): np.full(300, each, "uint8") for each in range(7)}
-    with interop.seal("set", arrays) as made:
-        assert interop.sealed_sets()[0]["parts"] > 1
-        assert [made[name].tolist()[299] for name in made] == list(range(7))
-    with pytest.raises(ValueError, match="needs 201 blocks"):
-        interop.seal("more", {str(each): np.zeros(999, "int8") for each in range(201)})
-
-
 def test_drop_names_the_processes_that_use_the_set(folder):
     maker = start_maker("set")
     maker.stdout.readline()
@@ -370,18 +360,6 @@ def test_keeper_restarted_by_systemd_has_its_sets(folder):
             second.kill()
         for file in files:
             os.close(file)
-
-
-def test_listening_socket_of_systemd_is_used(folder):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"{folder}/keeper")
-        listener.listen()
-        script = 'LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=keeper.socket exec "$@"'
-        script = f"{script} 3<&{listener.fileno()}"
-        command = ["bash", "-c", script, "keeper", sys.executable, "-m", "gpumem", "keep"]
-        with subprocess.Popen([*command, "--idle", "0"], pass_fds=[listener.fileno()]) as process:
-            assert process.wait(60) == 0  # it held nothing
-        assert os.path.exists(f"{folder}/keeper")
 
 
 def test_folder_of_others_is_refused(folder):

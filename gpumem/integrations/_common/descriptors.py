@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
 from gpumem.interop._sockets import connect_until, limit_until
+from gpumem.interop.keeper import peer_of
 
 TIMEOUT = 30.0  # seconds for an answer, from its first message to its last
 REQUEST_SECONDS = 1.0  # from a connection to its request
@@ -35,7 +35,6 @@ PAUSE_SECONDS = 0.05  # before another attempt if this process has too many open
 AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
 REQUEST_BYTES = 128
 HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
-_PEER = struct.Struct("3i")  # of a socket: process, user, group
 
 # A description of the descriptors, and the descriptors, which the server closes once they are sent.
 Answer: TypeAlias = tuple[dict[str, Any], Iterable[Handle]]
@@ -86,7 +85,6 @@ def ask(
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             connect_until(peer, f"\0{name}", until)
-            _require_own(peer, name)
             with suppress(ConnectionError):  # a refusal may arrive before the request is sent
                 peer.sendall(f"{kind} {what}".encode())
             limit_until(peer, until)
@@ -97,23 +95,6 @@ def ask(
         raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadHandleError(EBADF, f"{name} did not send the {kind}: {error!r}") from error
-
-
-def _require_own(peer: socket.socket, name: str) -> None:
-    user = _user_of(peer)
-    # Root can read this process's memory anyway. A process that began as root still counts as its.
-    if user not in (os.getuid(), 0):
-        raise BadHandleError(
-            EBADF,
-            f"{name} is a process of user {user}, and this one is of user {os.getuid()}: "
-            "descriptors are taken from processes of the same user",
-        )
-
-
-def _user_of(peer: socket.socket) -> int:
-    """Return the user of the process at the other end, as it began to listen or connected."""
-    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(user)
 
 
 def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
@@ -193,7 +174,7 @@ class Server:
 def answer(peer: socket.socket) -> None:
     """Send a description and the descriptors that were requested, or the reason of a refusal."""
     peer.settimeout(REQUEST_SECONDS)
-    if _user_of(peer) != os.getuid():
+    if peer_of(peer)[1] != os.getuid():
         _send(peer, {"refused": "descriptors are for processes of the same user"})
         # No later request can arrive, and one that has arrived is read: a socket that is closed
         # with an unread request is reset, and the other process would lose the refusal.
