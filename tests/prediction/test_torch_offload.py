@@ -15,7 +15,7 @@ from gpumem.integrations.torch import _build
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from helpers.saved_programs import PROGRAMS, chunks  # noqa: E402
 
 from gpumem.integrations.torch._offload import Offload  # noqa: E402
 
@@ -86,88 +86,6 @@ def gradients(program, context=None):
             loss = program(x, model)
     loss.backward()
     return [x.grad, *(each.grad for each in model.parameters())]
-
-
-def several_views(x, model):
-    y = model(x).exp()
-    parts = [y[1:3], y.t(), y[:, 2:5], y[:1].expand(6, 8)]
-    return sum((each * each).sum() for each in parts)
-
-
-def view_of_an_unsaved_base(x, model):
-    return (model(x) + 1)[2:4].square().sum()
-
-
-def chunks(x, model):
-    a, b, c = model(x).chunk(3)
-    return (c * a.exp() * b.exp()).sum()
-
-
-def filled_part_by_part(x, model):
-    buffer = torch.zeros(2, 6, 8)
-    total = 0
-    for part, y in zip(buffer, (model(x), model(2 * x)), strict=True):
-        part.data.copy_(y.detach())  # counts no version
-        total = total + (y * part).sum() + (part * x).sum()
-    return total
-
-
-def address_used_again(x, model):
-    for _ in range(8):
-        x = torch.tanh(model(x) * 1.5)
-    return x.sum()
-
-
-def changed_between_saves(x, model):
-    y = model(x)
-    scale = torch.ones(6, 8)
-    first = (y * scale.clone()).sum()
-    scale.mul_(3)
-    return first + (y * scale).sum()
-
-
-def recomputed(x, model):
-    return checkpoint(model, checkpoint(model, x, use_reentrant=False), use_reentrant=False).sum()
-
-
-def recomputed_reentrant(x, model):
-    return checkpoint(model, x * 2, use_reentrant=True).sum()
-
-
-def nested(x, model):
-    def inner(y):
-        return checkpoint(model, y, use_reentrant=False).relu()
-
-    return checkpoint(inner, x * 2, use_reentrant=False).sum()
-
-
-def cast(x, model):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return model(model(x)).float().sum()
-
-
-def lora(x, model):
-    for each in model[0].parameters():
-        each.requires_grad_(False)
-    down, up = torch.randn(8, 2, requires_grad=True), torch.randn(2, 8, requires_grad=True)
-    return (model(x) + x @ down @ up).square().sum()
-
-
-def unused_branch(x, model):
-    model(x * 3).exp()
-    return model(x).sum()
-
-
-def complex_and_sparse(x, model):
-    y = torch.complex(model(x), x)
-    return (y.conj() * y).real.sum() + (torch.eye(6).to_sparse() @ model(x)).sum()
-
-
-PROGRAMS = [
-    several_views, view_of_an_unsaved_base, chunks, filled_part_by_part, address_used_again,
-    changed_between_saves, recomputed, recomputed_reentrant, nested, cast, lora, unused_branch,
-    complex_and_sparse,
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
