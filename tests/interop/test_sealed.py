@@ -1,7 +1,6 @@
 """Sealed sets: tensors in memory that outlives the process that made them."""
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -19,8 +18,6 @@ from helpers.waiting import wait_until
 from gpumem import errors, interop
 from gpumem.interop import keeper
 
-SEED = int(os.environ.get("GPUMEM_TEST_SEED", random.randrange(1 << 30)))
-ROUNDS = 20
 MAKER = """
 import sys
 import numpy
@@ -69,10 +66,6 @@ def state_of(process):
 
 def is_gone(process):
     return state_of(process) == "Z"
-
-
-def descriptors_of(process):
-    return len(os.listdir(f"/proc/{process}/fd"))
 
 
 def start_maker(name):
@@ -287,32 +280,6 @@ def test_child_of_a_fork_has_the_tensors_and_no_connection(folder):
     os.close(begin)
     assert os.waitpid(process, 0)[1] == 0
     """)
-
-
-def test_makers_killed_at_random_moments_leave_nothing(folder):
-    print(f"GPUMEM_TEST_SEED={SEED}")
-    choose = random.Random(SEED)
-    interop.seal("first", numbers()).close()
-    number = process_of(folder)
-    wait_until(lambda: interop.sealed_sets()[0]["users"] == [])
-    before = descriptors_of(number), descriptors_of(os.getpid())
-    for round_number in range(ROUNDS):
-        maker = start_maker(f"set{round_number}")
-        try:
-            maker.wait(choose.uniform(0, 0.3))
-        except subprocess.TimeoutExpired:
-            kill(maker)
-        for each in interop.sealed_sets():
-            if each["name"] != "first":
-                with interop.open(each["name"]) as found:
-                    assert found["a"].tolist() == list(range(1000))
-                interop.drop(each["name"], force=True)
-    interop.drop("first", force=True)
-    interop.seal("first", numbers()).close()
-    # A connection of `sealed_sets` may have been open before.
-    wait_until(lambda: descriptors_of(number) <= before[0])
-    wait_until(lambda: descriptors_of(os.getpid()) <= before[1])
-    assert sorted(os.listdir(folder)) == ["keeper", "lock"]
 
 
 def test_command_lists_and_drops_sets(folder):

@@ -15,6 +15,7 @@ from gpumem.device import set_host_device_count
 
 from .pairs import PAIRS, run_pairs
 from .scenario import MIB, Outcome, Scenario, run
+from .sealed import run_sealed
 
 POLICIES = ("completed", "wait", "never")
 BACKINGS = ("regions", "virtual")
@@ -43,7 +44,12 @@ def main() -> int:
         metavar="PAIR",
         help="instead: pairs of calls, all or such as sleep/fill",
     )
-    parser.add_argument("--rounds", type=int, help="of each user of a pair, instead of seconds")
+    parser.add_argument(
+        "--sealed", action="store_true", help="instead: makers of sealed sets that are killed"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="of each user of a pair instead of seconds; of killed makers"
+    )
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
     chosen = parser.parse_args()
     if chosen.device[0].startswith("host"):
@@ -53,6 +59,8 @@ def main() -> int:
         host_device.find_misuse(True)
     seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, gpumem {gpumem.__version__}", flush=True)
+    if chosen.sealed:
+        return run_sealed(chosen.device[0], seed, chosen.rounds or 200)
     if chosen.pairs is not None:
         return run_pairs(
             chosen.pairs or PAIRS, chosen.device[0], seed, chosen.seconds, chosen.rounds

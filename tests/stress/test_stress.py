@@ -33,3 +33,9 @@ def test_pairs_of_calls_find_no_wrong_byte_and_no_wrong_error(rng):
     done = run_stress(rng, "--pairs", "--rounds", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("121 pairs, 0 wrong bytes, 0 wrong errors\n")
+
+
+def test_killed_makers_of_sealed_sets_leave_nothing(rng):
+    done = run_stress(rng, "--sealed", "--rounds", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("left: none\n")
