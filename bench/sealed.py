@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,45 +104,50 @@ def kernels(device: str) -> dict[str, float]:
         memory = gpumem.Arena(device).allocate(theirs.nbytes)
         ours = memory.tensor(theirs.shape, theirs.dtype)
         gpumem.copy(ours, theirs)
-        candidates = {"sealed": kernels_over(view(theirs)), "arena": kernels_over(view(ours))}
+        candidates = kernels_over({"sealed": view(theirs), "arena": view(ours)})
         gpumem.Device(device).synchronize()
         return {
-            kernel: interleave(
-                {name: each[kernel] for name, each in candidates.items()},
-                "arena",
-                rounds=ROUNDS,
-                batch_seconds=0.02,
-            ).ratios["sealed"]
-            for kernel in candidates["arena"]
+            kernel: interleave(calls, "arena", rounds=ROUNDS, batch_seconds=0.02).ratios["sealed"]
+            for kernel, calls in candidates.items()
         }
 
 
-def kernels_over(array: Any) -> dict[str, Callable[[], Any]]:
-    """Return kernels that read an array, and wait for their end."""
-    if isinstance(array, np.ndarray):
-        target = np.empty_like(array)
-        return {"sum": array.sum, "copy": lambda: np.copyto(target, array)}
+def kernels_over(arrays: dict[str, Any]) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Return kernels that read each array, with the same other operands, and wait for their end."""
+    like = arrays["arena"]
+    calls: dict[str, Callable[[Any], Any]]
+    if isinstance(like, np.ndarray):
+        target = np.empty_like(like)
+        calls = {"sum": np.sum, "copy": lambda array: np.copyto(target, array)}
+        return {
+            name: {key: partial(call, arrays[key]) for key in arrays}
+            for name, call in calls.items()
+        }
     import torch
 
-    matrix = array.view(torch.float16)[: SIDE * SIDE].view(SIDE, SIDE)
-    column = torch.ones((SIDE, 1), dtype=torch.float16, device=array.device)
-    square = torch.ones((SIDE, SIDE), dtype=torch.float16, device=array.device)
-    target = torch.empty_like(array)
-    places = torch.randint(0, len(array), (len(array) // 8,), device=array.device)
+    column = torch.ones((SIDE, 1), dtype=torch.float16, device=like.device)
+    square = torch.ones((SIDE, SIDE), dtype=torch.float16, device=like.device)
+    target = torch.empty_like(like)
+    places = torch.randint(0, len(like), (len(like) // 8,), device=like.device)
 
-    def waiting(kernel: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            kernel()
-            torch.cuda.synchronize(array.device)
+    def matrix(array: Any) -> Any:
+        return array.view(torch.float16)[: SIDE * SIDE].view(SIDE, SIDE)
 
-        return run
+    calls = {
+        "sum": lambda array: array.sum(),
+        "copy": lambda array: target.copy_(array),
+        "gather": lambda array: array[places],
+        "matrix by vector": lambda array: matrix(array) @ column,
+        "matrix by matrix": lambda array: matrix(array) @ square,
+    }
+
+    def waiting(call: Callable[[Any], Any], array: Any) -> None:
+        call(array)
+        torch.cuda.synchronize(array.device)
 
     return {
-        "sum": waiting(array.sum),
-        "copy": waiting(lambda: target.copy_(array)),
-        "gather": waiting(lambda: array[places]),
-        "matrix by vector": waiting(lambda: matrix @ column),
-        "matrix by matrix": waiting(lambda: matrix @ square),
+        name: {key: partial(waiting, call, arrays[key]) for key in arrays}
+        for name, call in calls.items()
     }
 
 
@@ -247,7 +253,8 @@ def main() -> None:
     if given.json:
         print(json.dumps(report))
         return
-    print(f"{report['GiB']:g} GiB in {report['parts']} parts; {report['made']} s\n")
+    made = ", ".join(f"{what} {1e3 * spent:.0f} ms" for what, spent in report["made"].items())
+    print(f"{report['GiB']:g} GiB in {report['parts']} parts: {made}\n")
     rows = [
         [
             name,
