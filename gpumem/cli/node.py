@@ -10,6 +10,7 @@ from rich.console import Console
 
 from gpumem._node import NodeView, node_files
 from gpumem._support.sizes import format_size, parse_size
+from gpumem._support.texts import visible
 from gpumem.cli.output import json_option, present
 from gpumem.errors import ConfigError, NodeError
 
@@ -55,10 +56,15 @@ def node(limit: int | str | None, remove: bool, as_json: bool, name: str | None)
         if name is not None and remove:
             NodeView(name).remove()
         names = node_files() if name is None else [] if remove else [name.partition("/")[0]]
-        facts = {"nodes": [_facts_of(each) for each in names]}
+        facts = facts_of(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
-    present(facts, as_json, _show)
+    present(facts, as_json, show)
+
+
+def facts_of(names: list[str]) -> dict[str, Any]:
+    """Return the names and processes of nodes, or the reason why a node cannot be read."""
+    return {"nodes": [_facts_of(each) for each in names]}
 
 
 def _facts_of(name: str) -> dict[str, Any]:
@@ -74,13 +80,14 @@ def _facts_of(name: str) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, facts: dict[str, Any]) -> None:
+def show(console: Console, facts: dict[str, Any]) -> None:
+    """Print the tree of each node, with the processes below their names."""
     for each in facts["nodes"]:
         if each["error"]:
             console.print(each["error"], markup=False)
         for level in each["names"]:
             of = "no limit" if level["limit"] is None else f"of {format_size(level['limit'])}"
-            text = f"{level['name']}: {format_size(level['used'])} leased, {of}"
+            text = f"{visible(level['name'])}: {format_size(level['used'])} leased, {of}"
             console.print("  " * level["name"].count("/") + text, markup=False)
             for holder in each["processes"]:
                 if holder["name"] == level["name"]:

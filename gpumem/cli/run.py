@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
+from gpumem._budget import Budget
 from gpumem._support.arguments import is_same_file
 from gpumem.cli.arguments import FiniteRange, size, within, writable
+from gpumem.errors import NodeError
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
 
@@ -27,9 +29,19 @@ class _Run(click.Command):
                 break
             if name in ("--pinned", "--offload"):
                 args[i] = args[i] if equals else f"{name}=0"
-            elif name in ("--max-mem", "--report", "--stacks") and not equals:
+            elif name in ("--max-mem", "--node-limit", "--report", "--stacks") and not equals:
                 next(given, None)
         return super().parse_args(ctx, args)
+
+
+def _read_node(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> tuple[str, int | None] | None:
+    """Read a name and its limit."""
+    if text is None:
+        return None
+    name, equals, limit = text.partition("=")
+    return name, size(context, option, limit) if equals else None
 
 
 @click.command(
@@ -42,6 +54,13 @@ class _Run(click.Command):
     metavar="SIZE",
     callback=size,
     help="Limit of each GPU's arena, in each process, such as 20GiB.",
+)
+@click.option(
+    "--node-limit",
+    "node",
+    metavar="NAME[=SIZE]",
+    callback=_read_node,
+    help="Limit that all programs with NAME share, such as gpu0=60GiB or gpu0/tenant-a=20GiB.",
 )
 @click.option(
     "--pinned",
@@ -75,6 +94,7 @@ class _Run(click.Command):
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
     max_mem: int | None,
+    node: tuple[str, int | None] | None,
     pinned: int | None,
     offload: int | None,
     report: Path | None,
@@ -96,8 +116,10 @@ def run(
     if max_mem is not None and pinned is not None:
         raise click.BadParameter("--max-mem limits GPU memory, which --pinned leaves to PyTorch")
     command = _command(program, module)
+    name = None if node is None else _set_limit(*node)
     page = str(report.absolute()) if report else ""
     options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns(), pinned, offload)
+    options = options._replace(node=name)
     path = os.environ.get("PYTHONPATH")
     environment = {
         **os.environ,
@@ -109,6 +131,15 @@ def run(
         os.execve(command[0], [*command, *arguments], environment)
     except OSError as error:
         raise click.ClickException(f"{program}: {error.strerror}") from None
+
+
+def _set_limit(name: str, limit: int | None) -> str:
+    """Set the limit of a node's name before the program runs, which then joins it."""
+    try:
+        Budget(limit, node=name)
+    except (NodeError, ValueError) as error:
+        raise click.BadParameter(f"--node-limit: {error}") from None
+    return name
 
 
 def _command(program: str, module: bool) -> list[str]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 
+from gpumem._node import node_files
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.cli.arguments import FiniteRange, within
+from gpumem.cli.node import facts_of, show
 from gpumem.cli.output import json_option, print_json, stdout, table
 from gpumem.cli.top_sums import sums_of
 from gpumem.cli.top_view import command_of, state_of, view
@@ -58,7 +60,8 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
     """Watch the memory of process PID until q is pressed, or list processes to watch.
 
-    The list ends with the sums of all processes for each GPU, by the machine's numbers of GPUs.
+    The list ends with the sums of all processes for each GPU, by the machine's numbers of GPUs, and
+    with the limits that processes share, as `gpumem node` prints them.
 
     A process can be watched if it was started with GPUMEM_TOP=1 or has called
     gpumem.observe.publish().
@@ -153,17 +156,23 @@ def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
 
 
 def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
+    nodes = facts_of(node_files())
     if as_json:
         memories = [vars(each) for each in sums_of(pages)]
-        print_json({"processes": [_facts(page) for page in pages], "memories": memories})
+        print_json({"processes": [_facts(page) for page in pages], "memories": memories} | nodes)
         return
     console = stdout()
-    if not pages:
+    if pages:
+        _print_tables(console, pages)
+    else:
         console.print(
             "no process of this user publishes its counters: start one with GPUMEM_TOP=1, "
             "or call gpumem.observe.publish() in it"
         )
-        return
+    show(console, nodes)
+
+
+def _print_tables(console: Console, pages: tuple[LivePage, ...]) -> None:
     rows = table("process", "state", "command", "resources", "in use", "reserved", numbers=3)
     for page in pages:
         rows.add_row(

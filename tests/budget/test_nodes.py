@@ -276,6 +276,7 @@ def test_command_lists_sets_and_removes(node, other):
         f"  {node}/a: 64.0 MiB leased, of 64.0 MiB",
         f"    process {other.process.pid}: 64.0 MiB",
     ]
+    assert "\n".join(listed) in python("-m", "gpumem", "top").stdout
     python(*command, f"{node}/a", "--limit", "96MiB")
     assert other("b.limit") == str(96 * MIB)
     python(*command, f"{node}/a", "--limit", "none")

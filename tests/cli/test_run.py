@@ -233,6 +233,44 @@ def test_limit_is_the_arenas(gpumem, tmp_path):
     assert answer(gpumem("--max-mem", "20GiB", path)) == 20 << 30
 
 
+@pytest.fixture
+def node():
+    name = f"test-run-{os.getpid()}"
+    yield name
+    Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{name}").unlink(missing_ok=True)
+
+
+def test_node_limit_is_the_budgets_and_bounds_the_figures_of_free_memory(gpumem, tmp_path, node):
+    path = script(
+        tmp_path,
+        """
+        import torch
+        budget = sys.modules["gpumem.integrations.torch"]._switch.current().resources._budget
+        before = torch.cuda.mem_get_info()
+        budget.reserve("5GiB").commit()
+        print(json.dumps([budget.node, before, torch.cuda.memory.mem_get_info(0)]))
+        """,
+    )
+    name, before, after = answer(gpumem("--node-limit", f"{node}/a=20GiB", path))
+    assert (name, before, after) == (f"{node}/a", [20 << 30] * 2, [15 << 30, 20 << 30])
+    # The next one finds the limit; in a name above, which has none, the GPU's figures hold.
+    assert answer(gpumem("--node-limit", f"{node}/a", path))[1] == [20 << 30] * 2
+    assert answer(gpumem("--node-limit", node, path))[1] == [70 << 30, 80 << 30]
+
+
+def test_node_limit_is_of_pinned_memory_where_that_alone_is_gpumems(gpumem, tmp_path, node):
+    path = script(
+        tmp_path,
+        """
+        import torch
+        from gpumem.integrations.torch import _pinned
+        print(json.dumps([_pinned.budget.node, torch.cuda.mem_get_info()]))
+        """,
+    )
+    done = gpumem("--pinned", "--node-limit", f"{node}=3GiB", path)
+    assert json.loads(done.stdout) == [node, [70 << 30, 80 << 30]], done.stderr
+
+
 def runs_of(path):
     """Give the label and the peak of each run of a page."""
     runs = page.facts_of(path)["runs"]
@@ -422,6 +460,8 @@ def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_pat
     [
         (["nothing-of-this-name"], "'nothing-of-this-name' is neither a file nor a command"),
         (["--max-mem", "much", "x.py"], "much"),
+        (["--node-limit", "gpu0=much", "x.py"], "much"),
+        (["--node-limit", "gpu 0=20GiB", sys.executable], "invalid node = 'gpu 0'"),
         (["--stacks", "nan", "x.py"], "'nan' is not a valid number from 0 to 1"),
         ([], "PROGRAM"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from gpumem._arena.arena import Arena
+from gpumem._budget import Budget
 from gpumem._buffer.resource import MemoryResource
 from gpumem._defaults import get_default_resource, set_default_resource
 from gpumem._support.forks import ForkLock
@@ -43,6 +44,8 @@ class Resources:
     config : ArenaConfig, optional
         Settings of the arenas that are made where no resource was given; they become the default
         resources. None: those that are the default already.
+    budget : Budget, optional
+        The budget that those arenas charge; only with `config`.
 
     Raises
     ------
@@ -61,11 +64,13 @@ class Resources:
         kinds: tuple[MemoryKind, ...] = REACHABLE,
         device_type: str = "cuda",
         config: ArenaConfig | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.framework = framework
         self._kinds = kinds
         self.device_type = device_type
         self._config = config
+        self._budget = budget
         self._given: dict[int, MemoryResource] = {}
         self._found: dict[int, MemoryResource] = {}
         self._lock = ForkLock()
@@ -83,7 +88,7 @@ class Resources:
                 if found is None:
                     memory = self.memory_of(index)
                     if self._config is not None:
-                        set_default_resource(memory, Arena(memory, self._config))
+                        set_default_resource(Arena(memory, self._config, budget=self._budget))
                     found = get_default_resource(memory)
                     self._found[index] = found
         return found
@@ -136,6 +141,7 @@ class Resources:
         return (
             self.device_type == other.device_type
             and self._config == other._config
+            and self._budget is other._budget
             and self._kinds == other._kinds
             and self._given.keys() == other._given.keys()
             and all(self._given[index] is other._given[index] for index in self._given)

@@ -6,13 +6,16 @@ import ctypes
 from types import ModuleType
 
 from gpumem._arena.arena import Arena
-from gpumem._defaults import get_default_resource
+from gpumem._budget import Budget
+from gpumem._defaults import get_default_resource, set_default_resource
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations.torch import _build, _hooks
 
 installed = False
 """Whether gpumem has replaced it, which lasts until the process ends."""
+budget: Budget | None = None
+"""The budget of the arena that its first use makes."""
 
 
 def install(
@@ -40,8 +43,10 @@ def install(
         return found
 
     def find(_: int) -> Arena:
-        default = get_default_resource(f"cuda:{torch.cuda.current_device()}/pinned")
-        return limited(require_pinned(default))
+        memory = f"cuda:{torch.cuda.current_device()}/pinned"
+        if budget is not None:
+            set_default_resource(Arena(memory, budget=budget))
+        return limited(require_pinned(get_default_resource(memory)))
 
     _hooks.set_pinned_finder(find)
     serving = _hooks.pinned() if arena is None else arena

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from gpumem import observe
+from gpumem._budget import Budget
 from gpumem._events.recorder import call_with_first_resource
 from gpumem.config import ArenaConfig
 from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
 from gpumem.integrations._common.resources import Resources
+from gpumem.integrations.torch import _pinned
 from gpumem.integrations.torch._offload import begin_at_first_call
 from gpumem.report import joined, processes
 from gpumem.traces import Trace
@@ -53,6 +56,8 @@ class Options(NamedTuple):
     offload : int or None
         Bytes that a GPU may hold before saved tensors move to the host; 0 is as many as it has.
         None: none move.
+    node : str or None
+        Name of the node's budget that this memory is charged to.
     """
 
     process: int
@@ -62,6 +67,7 @@ class Options(NamedTuple):
     began: int
     pinned: int | None = None
     offload: int | None = None
+    node: str | None = None
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -86,17 +92,38 @@ def begin() -> None:
     options = Options.of_environment()
     try:
         config = ArenaConfig(max_mem=options.max_mem)
-        resources = Resources("PyTorch", config=config)
+        budget = None if options.node is None else Budget(None, node=options.node)
+        resources = Resources("PyTorch", config=config, budget=budget)
         if options.report:
             torch.record_phases()
         if options.pinned is None:
             torch._switch.enable(torch.setting_of(resources, "full"))
+            if budget is not None:
+                _keep_figures_within(budget)
         else:
+            _pinned.budget = budget
             torch.enable_pinned(limit=options.pinned or None)
         if options.offload is not None:
             _offload_later(options.offload)
     except GpumemError as error:
         _report(f"not enabled for PyTorch: {error}")
+
+
+def _keep_figures_within(budget: Budget) -> None:
+    """Let PyTorch's figures of a GPU be at most the budget's: programs size themselves by them."""
+    cuda = torch.import_torch().cuda
+    of_driver = cuda.mem_get_info
+
+    @functools.wraps(of_driver)
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        free, total = of_driver(device)
+        left, limit = budget.free, budget.limit
+        return (
+            free if left is None else min(free, left),
+            total if limit is None else min(total, limit),
+        )
+
+    cuda.mem_get_info = cuda.memory.mem_get_info = mem_get_info
 
 
 def _offload_later(limit: int) -> None:

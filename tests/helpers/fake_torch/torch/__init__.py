@@ -8,7 +8,11 @@ version = types.SimpleNamespace(git_version="0" * 40)
 
 _C = types.SimpleNamespace(_cuda_customAllocator=None, _GLIBCXX_USE_CXX11_ABI=True)
 cuda = types.SimpleNamespace(
-    get_allocator_backend=lambda: "native", is_initialized=lambda: False, device_count=lambda: 1
+    get_allocator_backend=lambda: "native",
+    is_initialized=lambda: False,
+    device_count=lambda: 1,
+    mem_get_info=lambda device=None: (70 << 30, 80 << 30),
+    memory=types.SimpleNamespace(),
 )
 
 
