@@ -1,6 +1,8 @@
-"""The end of a ``with`` statement."""
+"""The end of a ``with`` statement, and the garbage collector in one."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, Self
 
 from gpumem.errors import ClosedError
@@ -55,3 +57,15 @@ def close_after_body(close: Callable[[], object], error: BaseException | None) -
         if error is None:
             raise
         error.add_note(f"Afterwards: {consequence}")
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Let no collection walk over the objects that are made here, none of which is garbage yet."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import format_size
@@ -27,8 +27,7 @@ from gpumem.accounting.nodes import (
 from gpumem.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Price:
+class Price(NamedTuple):
     """Cost of a node, and its parts."""
 
     nbytes: int

@@ -61,7 +61,7 @@ class ResourceCount:
         OverflowError
             Above 2**64 - 1.
         """
-        amount = whole_bytes("bytes", nbytes)
+        amount = nbytes if type(nbytes) is int else whole_bytes("bytes", nbytes)
         if amount < 0:
             raise ValueError(f"invalid bytes = {amount}: expected 0 to 2**64 - 1")
         return cls._of(fitting(amount))

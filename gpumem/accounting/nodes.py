@@ -112,10 +112,9 @@ def values_made(node: CostedNode) -> Iterator[CostedValue]:
     return (value for inner in _with_inner(node) for value in inner.outputs if value is not None)
 
 
-def _with_inner(node: CostedNode) -> Iterator[CostedNode]:
-    """Yield a node, then the nodes of the graphs in it, at any depth."""
-    left = [node]
-    while left:
-        node = left.pop()
-        yield node
-        left += reversed([inner for body in node.bodies for inner in body])
+def _with_inner(node: CostedNode) -> list[CostedNode]:
+    """Return a node and the nodes of the graphs in it, at any depth."""
+    found = [node]
+    for one in found:
+        found += [inner for body in one.bodies for inner in body]
+    return found

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import gpumem
 from gpumem._support.arguments import is_same_file
+from gpumem._support.closing import collector_off
 from gpumem._support.files import require_writable
 from gpumem._support.sizes import format_size, parse_size
 from gpumem._support.texts import visible
@@ -118,7 +119,7 @@ def plan(
         )
         return partition(graph, targets, accountants, strategy), accountants
 
-    with progress(f"planning {model}"):
+    with progress(f"planning {model}"), collector_off():
         graph = _read(model, dims)
         try:
             placement, accountants = placed(strategy)
@@ -132,7 +133,7 @@ def plan(
                         f"the search would place {nodes} nodes more than the greedy order, and "
                         f"change the device {changes} times more in a run: greedy is kept"
                     )
-            made = plan_memory(placement, weights=weights)
+            made = plan_memory(placement, weights=weights, in_place="onnxruntime")
         except ModelSizeError as error:
             raise ConfigError(f"{model}: {error}") from error
         made.verify()

@@ -7,7 +7,6 @@ row as soon as it is read, and its list of frames is emptied.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import pickle
 import struct
@@ -15,6 +14,7 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
+from gpumem._support.closing import collector_off
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
 from gpumem.traces._pickle_pieces import Pieces
@@ -45,18 +45,14 @@ def load_plain(file: IO[bytes]) -> tuple[object, int, Entries]:
     start = file.tell()
     nbytes = file.seek(0, os.SEEK_END) - start
     file.seek(start)
-    collecting = gc.isenabled()
-    gc.disable()  # nothing of a snapshot is garbage before its end
     try:
-        unpickler = _PlainUnpickler(Pieces(file, nbytes))
-        return unpickler.load(), nbytes, unpickler.entries
+        with collector_off():
+            unpickler = _PlainUnpickler(Pieces(file, nbytes))
+            return unpickler.load(), nbytes, unpickler.entries
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle may raise any exception
         raise TraceError(f"damaged pickle: {reason(error)}") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _PlainUnpickler(pickle.Unpickler):

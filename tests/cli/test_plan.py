@@ -59,7 +59,7 @@ def test_plan_json_equals_the_librarys_plan(command, model):
         sum(row["cost_bytes"] for row in told["nodes"] if row["device"] == "cuda:0")
         == (gpu["committed_bytes"])
     )
-    made = plan_memory(placement)
+    made = plan_memory(placement, in_place="onnxruntime")
     assert told["memory"] == made.as_dict()
     assert told["copied_bytes"] == made.copies.copied_bytes
 
@@ -150,6 +150,19 @@ def test_plan_keeps_the_greedy_order_where_the_search_alternates_for_few_nodes(c
     )
     assert greedy["nodes"] == best["nodes"]
     assert "greedy is kept" in best["devices"][0]["gain"]
+
+
+def test_plan_searches_in_a_model_of_20_000_nodes(command, tmp_path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [64]) for n in ("v0", "v20000"))
+    kinds = ("Softmax", "Relu", "Neg", "Exp")
+    nodes = [helper.make_node(kinds[i % 4], [f"v{i}"], [f"v{i + 1}"]) for i in range(20_000)]
+    graph = helper.make_graph(nodes, "chain", [x], [y])
+    path = tmp_path / "long.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    code, out, _ = command(path, "--budget", "2MiB", "--strategy", "best", "--json")
+    told = json.loads(out)
+    assert (code, [one["nodes"] for one in told["devices"]]) == (0, [5461, 14539])
+    assert told["memory"]["peak_bytes"] == told["memory"]["lower_bound_bytes"]
 
 
 def test_plan_binds_named_lengths(command, named):

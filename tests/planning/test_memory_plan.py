@@ -573,6 +573,20 @@ def test_only_named_operators_overwrite_an_input():
         builder.node(kind, [last], [builder.value(f"v{number}", "uint8", (256,))])
         last = f"v{number}"
     placement = partition(builder.build([last]), ["host"])
-    for in_place, reused in ((True, 2), (frozenset({"Relu"}), 1), (frozenset(), 0)):
+    for in_place, reused in ((True, 2), (frozenset({"Neg"}), 1), (frozenset(), 0)):
         plan = plan_memory(placement, in_place=in_place)
         assert (len(plan.reuses), plan.verify()) == (reused, True)
+    with pytest.raises(ConfigError, match="invalid in_place = 'onnx': expected a bool"):
+        plan_memory(placement, in_place="onnx")
+
+
+def test_plan_for_onnx_runtime_keeps_inputs_and_overwrites_as_it_does():
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (256,))
+    for number, kind in enumerate(("Softmax", "Relu", "Neg", "Softmax")):
+        builder.node(kind, [last], [builder.value(f"v{number}", "uint8", (256,))])
+        last = f"v{number}"
+    placement = partition(builder.build([last]), ["host"])
+    plan = plan_memory(placement, in_place="onnxruntime")
+    assert [tenant.value.name for tenant in plan.reuses] == ["v1"]
+    assert (plan.peak_bytes, plan_memory(placement).peak_bytes, plan.verify()) == (768, 512, True)

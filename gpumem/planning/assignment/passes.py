@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -57,18 +58,11 @@ def best(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
         return first
     accountant.reset_for_new_pass()
     prices = {proposal: accountant.cost(proposal).total_bytes for proposal in proposals}
-    orders = (
-        list(proposals),
-        sorted(proposals, key=lambda one: -prices[one]),
-        sorted(proposals, key=lambda one: prices[one]),
-        first.accepted,
-    )
-    chosen = max(
-        (_fill(order, accountant) for order in orders),
-        key=lambda accepted: _worth(accepted, accountant),
-    )
+    dearest = sorted(proposals, key=lambda one: -prices[one])
+    orders = (proposals, dearest, sorted(proposals, key=lambda one: prices[one]))
+    _, chosen = max((_filled(order, accountant) for order in orders), key=lambda pair: pair[0])
     if len(proposals) <= EXACT_LIMIT:
-        chosen = _Sets(orders[1], prices, accountant, chosen).found
+        chosen = _Sets(dearest, prices, accountant, chosen).found
     _fill(chosen, accountant)
     if len(proposals) > EXACT_LIMIT:
         chosen = _exchanged(chosen, proposals, accountant)
@@ -87,9 +81,12 @@ def _fill(order: Sequence[Proposal], accountant: Accountant) -> list[Proposal]:
     return [proposal for proposal in order if accountant.account(proposal) is not None]
 
 
-def _worth(accepted: Sequence[Proposal], accountant: Accountant) -> tuple[int, int]:
-    _fill(accepted, accountant)
-    return accountant.pending.total_bytes, sum(map(len, accepted))
+def _filled(
+    order: Sequence[Proposal], accountant: Accountant
+) -> tuple[tuple[int, int], list[Proposal]]:
+    """Return the bytes and nodes that fill a device in this order, and the accepted proposals."""
+    accepted = _fill(order, accountant)
+    return (accountant.pending.total_bytes, sum(map(len, accepted))), accepted
 
 
 class _Sets:
@@ -108,8 +105,7 @@ class _Sets:
         costs = [prices[proposal] for proposal in order]
         self._left = [sum(costs[at:]) for at in range(len(order) + 1)]
         self._branches = BRANCHES
-        self.found = start
-        self._worth = _worth(start, accountant)
+        self._worth, self.found = _filled(start, accountant)
         accountant.reset_for_new_pass()
         self._descend([])
 
@@ -140,10 +136,8 @@ def _exchanged(
     while improved and attempts < EXCHANGES:
         improved = False
         for incoming in [proposal for proposal in proposals if proposal not in held]:
-            for outgoing in list(held):
+            for outgoing in list(itertools.islice(held, EXCHANGES - attempts)):
                 attempts += 1
-                if attempts > EXCHANGES:
-                    break
                 if _exchange(outgoing, incoming, accountant):
                     del held[outgoing]
                     held[incoming] = None

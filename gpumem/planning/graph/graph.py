@@ -156,7 +156,9 @@ class Node(_Immutable):
     ((None, None), ['x'])
     """
 
-    __slots__ = ("_body_graphs", "domain", "inputs", "layer_ann", "name", "op_type", "outputs")
+    __slots__ = (
+        "_body_graphs", "bodies", "domain", "inputs", "layer_ann", "name", "op_type", "outputs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -183,16 +185,12 @@ class Node(_Immutable):
         self.domain: Final = domain
         self.layer_ann: Final = layer_ann
         self._body_graphs = dict(bodies or {})
+        self.bodies: Final = tuple(graph.nodes for graph in self._body_graphs.values())
 
     @property
     def body_graphs(self) -> Mapping[str, ModelGraph]:
         """Graphs in the node, by attribute."""
         return dict(self._body_graphs)
-
-    @property
-    def bodies(self) -> tuple[tuple[Node, ...], ...]:
-        """The nodes of each graph in the node."""
-        return tuple(graph.nodes for graph in self._body_graphs.values())
 
     @property
     def reads(self) -> tuple[Value, ...]:
@@ -264,27 +262,28 @@ class ModelGraph(_Immutable):
             self._enter(value, "another input of the graph")
         for node in self.nodes:
             for value in node.reads:
-                self._read(value, f"{node!r} reads")
+                self._read(value, node)
                 self._consumers.setdefault(value, []).append(node)
             for value in node.makes:
-                self._enter(value, repr(node))
+                self._enter(value, node)
                 self._producers[value] = node
         for value in self.outputs:
             self._read(value, "an output of the graph is")
 
-    def _enter(self, value: Value, source: str) -> None:
+    def _enter(self, value: Value, source: Node | str) -> None:
         if value.name in self._values:
             raise ModelGraphError(f"value {value.name!r} is already defined; {source} redefines it")
         self._values[value.name] = value
 
-    def _read(self, value: Value, use: str) -> None:
+    def _read(self, value: Value, use: Node | str) -> None:
         known = self._values.get(value.name)
         if known is value:
             return
         if known is not None:
             raise ModelGraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
         if not value.is_initializer:
-            raise ModelGraphError(f"{use} value {value.name!r}, which nothing before makes")
+            text = use if isinstance(use, str) else f"{use!r} reads"
+            raise ModelGraphError(f"{text} value {value.name!r}, which nothing before makes")
         self._values[value.name] = value
 
     @property
@@ -330,9 +329,9 @@ class ModelGraph(_Immutable):
         Shapes are inferred; weights in files next to the model are not loaded. ``Constant`` nodes
         become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
         As in ONNX Runtime, nodes can be in any order, a negative length is unknown, and a shape
-        that contradicts the operators is replaced by theirs. Elements of large weights are not
-        copied, so a ModelProto may be larger than 2 GiB. Needs the package ``onnx``
-        (``pip install onnx``).
+        that contradicts the operators is replaced by theirs. Nodes are in its order. Elements of
+        large weights are not copied, so a ModelProto may be larger than 2 GiB. Needs the package
+        ``onnx`` (``pip install onnx``).
 
         Parameters
         ----------

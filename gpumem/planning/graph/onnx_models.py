@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias
 
@@ -128,7 +129,7 @@ def _tidy(graph: Any) -> set[str]:
     """Bring a graph, and those in its nodes, into the form of the specification.
 
     ONNX Runtime accepts nodes in any order, lengths of -1, which are not known, and bodies that
-    list their weights among their inputs.
+    list their weights among their inputs. Nodes are sorted into its order.
 
     Returns
     -------
@@ -140,7 +141,7 @@ def _tidy(graph: Any) -> set[str]:
             if dim.dim_value < 0:
                 dim.Clear()
     makers = {name: number for number, node in enumerate(graph.node) for name in node.output}
-    needs: dict[int, dict[int, None]] = {}
+    needs: dict[int, list[int]] = {}
     outer: set[str] = set()
     for number, node in enumerate(graph.node):
         reads = {name for name in node.input if name}
@@ -151,21 +152,44 @@ def _tidy(graph: Any) -> set[str]:
                 del body.input[:]
                 body.input.extend(inputs)
             reads |= _tidy(body)
-        needs[number] = {makers[name]: None for name in sorted(reads) if name in makers}
+        needs[number] = sorted({makers[name] for name in reads if name in makers})
         outer.update(name for name in reads if name not in makers)
-    if any(need >= number for number, before in needs.items() for need in before):
-        try:
-            order = [graph.node[number] for number in TopologicalSorter(needs).static_order()]
-        except CycleError as error:
-            names = ", ".join(
-                repr(graph.node[n].name or graph.node[n].op_type) for n in error.args[1]
-            )
-            raise ModelGraphError(f"nodes read each other's outputs: {names}") from None
-        nodes = list(map(_without_weights, order))
-        del graph.node[:]
-        graph.node.extend(nodes)
+    try:
+        order = _order_of_runtime(needs)
+    except CycleError as error:
+        names = ", ".join(repr(graph.node[n].name or graph.node[n].op_type) for n in error.args[1])
+        raise ModelGraphError(f"nodes read each other's outputs: {names}") from None
+    places = {name: at for at, number in enumerate(order) for name in graph.node[number].output}
+    graph.node.sort(key=lambda node: places.get(next(filter(None, node.output), ""), 0))
     known = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     return outer - known
+
+
+def _order_of_runtime(needs: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return nodes in the order in which ONNX Runtime runs them, by the nodes that each needs.
+
+    It walks depth first to the makers of inputs, from the last node without readers.
+
+    Raises
+    ------
+    CycleError
+        Nodes that need each other.
+    """
+    read = set(itertools.chain.from_iterable(needs.values()))
+    left = [(number, False) for number in needs if number not in read]
+    entered: set[int] = set()
+    order: list[int] = []
+    while left:
+        number, is_ready = left.pop()
+        if is_ready:
+            order.append(number)
+        elif number not in entered:
+            entered.add(number)
+            left += [(number, True), *((before, False) for before in needs[number])]
+    at = {number: place for place, number in enumerate(order)}
+    if len(at) < len(needs) or any(at[n] >= at[number] for number in order for n in needs[number]):
+        TopologicalSorter(needs).prepare()  # it names the nodes of a cycle
+    return order
 
 
 def _correct(proto: Any) -> None:

@@ -1,14 +1,15 @@
 """How long values live, and which of them may share bytes.
 
 Time counts steps of the placement. A value lives from the step that makes it to the last step that
-reads it, both included. Inputs live from the first step; outputs live until after the last one.
+reads it, both included. Inputs live from the first step; outputs live until after the last one, and
+so do inputs in a plan for ONNX Runtime.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from gpumem.device import MemoryInfo
 from gpumem.planning.assignment.copies import HOST, CopyPlan, plan_copies
@@ -35,6 +36,17 @@ ELEMENTWISE = frozenset((
 
 # Those of two inputs that may also overwrite the second one, as ONNX Runtime's kernels declare.
 OVER_EITHER = frozenset({"Add", "Div", "Mul", "Sub"})
+
+# Those of which ONNX Runtime's CPU kernels overwrite the first input. Its CUDA kernels do, too, but
+# for Clip.
+IN_ONNX_RUNTIME = frozenset(
+    (
+        "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus",
+        "Softsign", "Tanh", "ThresholdedRelu",
+    )
+)  # fmt: skip
+
+InPlace: TypeAlias = bool | frozenset[str] | Literal["onnxruntime"]  # see `plan_memory`
 
 RUN_ONE_BODY = frozenset({"If"})  # operators that run only one of their bodies
 REPEATING = frozenset({"Loop", "Scan"})  # operators that run their body once for each iteration
@@ -82,12 +94,13 @@ class Lifetimes:
     """
 
     def __init__(
-        self, copies: CopyPlan, *, alignment: int, in_place: bool | frozenset[str], weights: bool
+        self, copies: CopyPlan, *, alignment: int, in_place: InPlace, weights: bool
     ) -> None:
         self._copies = copies
         self._placement = copies.placement
         self._end = len(self._placement.steps)
-        self._in_place = in_place
+        self._keeps_inputs = in_place == "onnxruntime"
+        self._in_place = IN_ONNX_RUNTIME if in_place == "onnxruntime" else in_place
         self._weights = weights
         self._of: dict[Tenant, Storage] = {}
         self.storages: list[Storage] = []
@@ -116,6 +129,8 @@ class Lifetimes:
         graph, homes = self._placement.graph, self._copies.homes
         for value in graph.inputs:
             yield Tenant(value, homes[value]), 0
+            if self._keeps_inputs:
+                yield Tenant(value, homes[value]), self._end
         for copy in self._copies.copies:
             for memory in (copy.source, copy.destination):
                 yield Tenant(copy.value, memory), max(copy.step, 0)
@@ -224,9 +239,7 @@ def may_overwrite(node: Node, value: Value) -> bool:
 # ---- memory inside a node that holds graphs ------------------------------------------------------
 
 
-def _scratch_of(
-    node: Node, alignment: int, in_place: bool | frozenset[str]
-) -> tuple[Value, list[str]]:
+def _scratch_of(node: Node, alignment: int, in_place: InPlace) -> tuple[Value, list[str]]:
     """Return a value for the memory inside a node, and the names of values of unknown size.
 
     If and Loop make their outputs last, in memory that is counted as theirs.

@@ -14,7 +14,7 @@ from gpumem.planning.assignment.copies import CopyPlan, plan_copies
 from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Node, Value
 from gpumem.planning.graph.graph import naming_the_largest
-from gpumem.planning.memory.lifetimes import Lifetimes, Reuse, Storage, Tenant
+from gpumem.planning.memory.lifetimes import InPlace, Lifetimes, Reuse, Storage, Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
 from gpumem.planning.memory.running import PlannedTensors, run_plan
 from gpumem.planning.memory.verification import verify_plan
@@ -286,7 +286,7 @@ def plan_memory(
     *,
     strategy: str = "auto",
     alignment: int = 256,
-    in_place: bool | frozenset[str] = True,
+    in_place: InPlace = True,
     weights: bool = False,
 ) -> MemoryPlan:
     """Assign an offset to every value of a run.
@@ -301,9 +301,10 @@ def plan_memory(
         fewer. ``"auto"`` tries several and stops at the first that reaches the lower bound.
     alignment : int
         Bytes; a power of two up to 2**30. Offsets and sizes are rounded up to it.
-    in_place : bool or frozenset of str
+    in_place : bool, frozenset of str or "onnxruntime"
         Whether a value may use the bytes of an input of its node: elementwise operators over an
         input at its last use, and views. A set names the elementwise operators that do so.
+        ``"onnxruntime"``: those that do so in ONNX Runtime, which also keeps inputs for the run.
     weights : bool
         Whether weights have places, too, for the whole run.
 
@@ -316,7 +317,7 @@ def plan_memory(
     TypeError
         `placement` is neither.
     ConfigError
-        An invalid strategy or alignment.
+        An invalid strategy, alignment or `in_place`.
     ModelSizeError
         The values have more than 2**62 - 1 bytes together.
 
@@ -340,6 +341,9 @@ def plan_memory(
         alignment = power_of_two("alignment", alignment, MAX_ALIGNMENT, "2**30")
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if not isinstance(in_place, bool | frozenset) and in_place != "onnxruntime":
+        accepted = 'a bool, a frozenset of operators, or "onnxruntime"'
+        raise ConfigError(f"invalid in_place = {in_place!r:.80}: expected {accepted}")
     copies = placement if isinstance(placement, CopyPlan) else plan_copies(placement)
     with naming_the_largest(copies.placement.graph):
         lifetimes = Lifetimes(copies, alignment=alignment, in_place=in_place, weights=weights)
