@@ -94,3 +94,36 @@ def test_storage_that_the_program_keeps_is_not_chosen():
 def test_storages_that_no_pass_needs_live_to_the_end():
     items = [Item("m", 10, 1, 18), Item("m", 10, 2)]
     assert choose(items, [0] * 16 + [20] + [0] * 3, 12) == {1}
+
+
+def backward_begun(limit, sizes):
+    """Follow a recorded step to the first need of its backward pass; returns the planner."""
+    planner = Planner(limit)
+    for _ in range(2):
+        step_of(planner, sizes)
+    live = 100
+    for nbytes in sizes:
+        live += nbytes
+        planner.save("m", nbytes, live, live)
+    planner.need(planner.step, len(sizes) - 1, live, live, frees=True)
+    return planner
+
+
+def test_storage_comes_back_where_the_points_up_to_its_use_have_room():
+    planner = backward_begun(100 + 64 * 20, [20] * 40)
+    room = planner.usable() - planner.step.slack - 4 * 20
+    assert planner.has_room(10, room - 20)
+    assert not planner.has_room(10, room - 19)
+    here = len(planner.step.lives)
+    planner.plan.lives[here + 2] = planner.plan.lives[here - 1] + 7
+    assert not planner.has_room(10, room - 20)
+    assert planner.has_room(10, room - 27)
+    assert planner.has_room(39 - 1, room - 20)  # is needed before
+
+
+def test_storages_come_back_in_the_order_of_the_recorded_backward():
+    planner = backward_begun(1 << 20, [20] * 4)
+    ends = {0: 5, 1: 4, 2: None, 3: 6}
+    for i, end in ends.items():
+        planner.plan.items[i].end = end
+    assert planner.order() == [1, 0, 3, 2]

@@ -42,7 +42,7 @@ class CpuMover:
         host[first:last].copy_(flat[first:last])
 
     def wait_for_room(self, room):
-        pass
+        return 0
 
     def bring(self, host, first, last):
         flat = torch.zeros_like(host)

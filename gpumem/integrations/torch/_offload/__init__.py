@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from gpumem._support.sizes import format_size
-from gpumem.integrations.torch._offload.plan import AHEAD, Planner, TrainingStep
+from gpumem.integrations.torch._offload.plan import AHEAD, LOOK_AHEAD, Planner, TrainingStep
 
 
 @dataclass
@@ -274,13 +274,13 @@ class Offload:
         planner, nbytes = self.planner, storage.nbytes()
         live, peak = self.mover.live()
         moves = planner.save(module, nbytes, live, peak)
+        self.mover.wait_for_room(planner.usable() - live)
         record = _Record(self, ref, nbytes, version, module)
         if record.number == 0:
             self._moved = weakref.WeakValueDictionary()
             self._fixed = {each for each in self._fixed if not each.expired()}
         self._order = []
         if moves:
-            self.mover.wait_for_room(planner.limit - live)
             record.host = self.mover.host(nbytes)
             if record.host is None:
                 self._moves(record).refused += nbytes
@@ -327,11 +327,12 @@ class Offload:
             self.planner.need(
                 record.step, record.number, live, peak, frees=frees or record.host is None
             )
+            live += self.mover.wait_for_room(self.planner.usable() - live)
             storage = original
             if saved.tensor is None and original is None:
                 storage = self._wait(record)
             if record.step is self.planner.step:
-                self._bring_next(record.number)
+                self._bring_next(record.number, live)
             if not saved.is_used:
                 saved.is_used = True
                 record.pending -= 1
@@ -366,19 +367,19 @@ class Offload:
         record.set_out(False)
         self._moves(record).brought += record.nbytes
 
-    def _bring_next(self, number: int) -> None:
-        """Start the copies of the storages that are needed after this one."""
+    def _bring_next(self, number: int, live: int) -> None:
+        """Start the copies of the storages that are needed after this one, while there is room."""
         if not self._moved:
             return
         if not self._order:
             self._order = self.planner.order()
-        live, _ = self.mover.live()
         place = self._order.index(number) + 1
-        for each in self._order[place : place + AHEAD]:
+        for i, each in enumerate(self._order[place : place + LOOK_AHEAD]):
             record = self._moved.get(each)
             if record is None or not record.is_out or self._revive(record.original) is not None:
                 continue
-            if not self.planner.has_room(record.nbytes, live):
+            is_due = i < AHEAD and self.planner.plan is not None  # the plan has room for it
+            if not (is_due or self.planner.has_room(each, live)):
                 break
             self._bring(record)
             live += record.nbytes

@@ -53,14 +53,18 @@ class Mover:
         flat.record_stream(self._stream)
         self._leaving.append((self._stream.record_event(), last - first))
 
-    def wait_for_room(self, room: int) -> None:
-        """Wait until the copies under way hold at most `room` bytes that are free otherwise."""
+    def wait_for_room(self, room: int) -> int:
+        """Wait until the copies under way hold at most `room` bytes that are free otherwise.
+
+        Returns the bytes that they hold.
+        """
         leaving = self._leaving
         held = sum(nbytes for _, nbytes in leaving)
         while leaving and (held > max(room, 0) or leaving[0][0].query()):
             event, nbytes = leaving.popleft()
             event.synchronize()
             held -= nbytes
+        return held
 
     def bring(self, host: Any, first: int, last: int) -> tuple[Any, Any, Any]:
         """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""

@@ -7,11 +7,14 @@ were moved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-AHEAD = 3
-"""The points before its use at which a storage is brought back, and the storages brought ahead."""
+AHEAD = 1
+"""The points before its use at which a storage is on the GPU again at the latest."""
+LOOK_AHEAD = 64
+"""The storages that are brought back ahead at most, if there is room for them."""
 _MARGIN = 32  # the part of the limit that is left to fragmentation
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
@@ -49,6 +52,8 @@ class TrainingStep:
     items: list[Item] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
     highest: int = 0  # bytes that were really allocated
+    slack: int = 0  # bytes above those at the points that the step needs for a while
+    largest: int = 0  # bytes of the largest storage
 
 
 def choose(items: Sequence[Item], lives: Sequence[int], limit: float, scale: float = 1) -> set[int]:
@@ -107,7 +112,6 @@ class Planner:
         self._chosen: set[int] = set()
         self._solved: tuple[object, ...] = ()
         self._scale = 1.0
-        self._slack = 0  # bytes above those at the points that a step needs for a while
         self._peak: int | None = None
         self._out = 0  # at the last point
         self._is_backward = False
@@ -119,6 +123,7 @@ class Planner:
         self._add_point(live, peak)
         step = self.step
         number = len(step.items)
+        step.largest = max(step.largest, nbytes)
         step.items.append(Item(key, nbytes, len(step.lives) - 1))
         if number == 0:
             self._follow(key, nbytes, live)
@@ -129,7 +134,7 @@ class Planner:
             return number in self._chosen or live > self.limit
         # Without a record, half of what is left is for the rest of the step.
         start = step.lives[0]
-        return live > start + (self._usable() - start - self.coming) / 2
+        return live > start + (self.usable() - start - self.coming) / 2
 
     def need(self, step: TrainingStep, number: int, live: int, peak: int, *, frees: bool) -> None:
         """Note that the backward pass of a step needs a storage."""
@@ -140,25 +145,34 @@ class Planner:
         self._add_point(live, peak)
         item.end, item.frees = len(step.lives) - 1, item.frees and frees
 
-    def has_room(self, nbytes: int, live: int) -> bool:
-        """Whether a storage can be brought back before it is needed."""
-        return live + nbytes <= self._usable()
+    def has_room(self, number: int, live: int) -> bool:
+        """Whether a storage can be brought back now, where `live` bytes are allocated.
+
+        Those that are needed before it are back then. Twice the known slack is left: the slack of a
+        point is only seen where it makes a new peak.
+        """
+        rise = 0.0
+        if self.plan is not None:
+            here = len(self.step.lives) - 1
+            lives = self.plan.lives[here : self.plan.items[number].end]
+            rise = (max(lives) - lives[0]) * self._scale if lives else 0
+        room = self.usable() - max(self.step.slack, _GUESS * self.step.largest)
+        return live + self.step.items[number].nbytes + rise <= room
 
     def order(self) -> list[int]:
         """Return the numbers of the items of this step, as its backward pass will need them."""
         numbers = range(len(self.step.items))
-        plan = self.plan.items if self.plan is not None else []
-        ends = [plan[i].end if i < len(plan) else None for i in numbers]
-        if None in ends:
+        if self.plan is None:
             return list(reversed(numbers))
-        return sorted(numbers, key=lambda i: ends[i] or 0)
+        ends = [math.inf if each.end is None else each.end for each in self.plan.items]
+        return sorted(numbers, key=ends.__getitem__)
 
     def end_step(self) -> None:
         """Keep the step under way as the plan of a next one like it."""
-        step, self.step = self.step, TrainingStep()
+        step, self.step = self.step, TrainingStep(slack=self.step.slack)
         self._is_backward = False
         if self.plan is not None and step.highest > self.limit:
-            self._slack += step.highest - self.limit
+            step.slack += step.highest - self.limit
         if step.items:
             self._steps[step.items[0].key] = step
 
@@ -168,16 +182,17 @@ class Planner:
             before = step.lives[-1] if step.lives else live + self.out
             # A storage that moves counts as out before the program has released it.
             out = min(self.out, self._out)
-            self._slack = max(self._slack, peak + out - max(before, live + self.out))
+            step.slack = max(step.slack, peak + out - max(before, live + self.out))
             step.highest = max(step.highest, peak)
         self._peak, self._out = peak, self.out
         step.lives.append(live + self.out)
         step.highest = max(step.highest, live)
 
-    def _usable(self) -> int:
-        slack = max(self._slack, self.limit // _MARGIN)
+    def usable(self) -> int:
+        """Return the bytes that the points of the step may have."""
+        slack = max(self.step.slack, self.limit // _MARGIN)
         if self.plan is None:
-            slack = max(slack, _GUESS * max((each.nbytes for each in self.step.items), default=0))
+            slack = max(slack, _GUESS * self.step.largest)
         return self.limit - slack
 
     def _follow(self, key: str, nbytes: int, live: int) -> None:
@@ -185,7 +200,8 @@ class Planner:
         if plan is None:
             return
         self._scale = nbytes / plan.items[0].nbytes
-        limit = self._usable() - (live + self.out - plan.lives[0])
+        self.step.slack = round(plan.slack * self._scale)
+        limit = self.usable() - (live + self.out - plan.lives[0])
         question = (plan.lives, [each.end for each in plan.items], limit, self._scale)
         if question != self._solved:
             self._solved = question
