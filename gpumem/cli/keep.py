@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from rich.table import Table
 
 from gpumem import interop
 from gpumem._support.sizes import format_size
@@ -67,9 +69,14 @@ def keep(as_list: bool, name: str | None, force: bool, idle: float | None, as_js
     if as_json:
         print_json({"sets": sets})
     elif as_list:
-        rows = table("set", "made by", "used by", "tensors", "size", numbers=2)
-        for each in sets:
-            users = ", ".join(map(str, each["users"])) or "-"
-            size = format_size(each["bytes"])
-            rows.add_row(each["name"], str(each["process"]), users, str(each["tensors"]), size)
-        stdout().print(rows if sets else "no set is kept")
+        stdout().print(table_of_sets(sets) if sets else "no set is kept")
+
+
+def table_of_sets(sets: list[dict[str, Any]]) -> Table:
+    """Make a row for each set."""
+    rows = table("sealed set", "made by", "used by", "tensors", "size", numbers=2)
+    for each in sets:
+        users = ", ".join(map(str, each["users"])) or "-"
+        size = format_size(each["bytes"])
+        rows.add_row(each["name"], str(each["process"]), users, str(each["tensors"]), size)
+    return rows

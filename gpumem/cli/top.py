@@ -22,11 +22,13 @@ from gpumem._node import node_files
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.cli.arguments import FiniteRange, within
+from gpumem.cli.keep import table_of_sets
 from gpumem.cli.node import facts_of, show
 from gpumem.cli.output import json_option, print_json, stdout, table
 from gpumem.cli.top_sums import sums_of
 from gpumem.cli.top_view import command_of, state_of, view
-from gpumem.errors import NotPublishedError
+from gpumem.errors import KeeperError, NotPublishedError
+from gpumem.interop import sealed_sets
 from gpumem.observe import LivePage, LiveResource
 
 
@@ -60,15 +62,21 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
     """Watch the memory of process PID until q is pressed, or list processes to watch.
 
-    The list ends with the sums of all processes for each GPU, by the machine's numbers of GPUs, and
-    with the limits that processes share, as `gpumem node` prints them.
+    The list ends with the sums of all processes for each GPU, by the machine's numbers of GPUs,
+    with the limits that processes share, as `gpumem node` prints them, and with the sealed sets, as
+    `gpumem keep --list` prints them.
 
     A process can be watched if it was started with GPUMEM_TOP=1 or has called
     gpumem.observe.publish().
     """
     if process is None:
         pages, left_out = _readable()
-        _list(pages, as_json)
+        try:
+            sets = sealed_sets(timeout=1)
+        except KeeperError as error:
+            sets = []
+            left_out.append(str(error))
+        _list(pages, sets, as_json)
         for why in left_out:
             click.echo(f"gpumem: {visible(why)}", err=True)
         return
@@ -155,11 +163,13 @@ def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
 # ------------------------------------------------------------------------------------------ JSON
 
 
-def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
+def _list(pages: tuple[LivePage, ...], sets: list[dict[str, Any]], as_json: bool) -> None:
     nodes = facts_of(node_files())
     if as_json:
+        processes = [_facts(page) for page in pages]
         memories = [vars(each) for each in sums_of(pages)]
-        print_json({"processes": [_facts(page) for page in pages], "memories": memories} | nodes)
+        found = {"processes": processes, "memories": memories, "sealed_sets": sets}
+        print_json(found | nodes)
         return
     console = stdout()
     if pages:
@@ -170,6 +180,8 @@ def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
             "or call gpumem.observe.publish() in it"
         )
     show(console, nodes)
+    if sets:
+        console.print(table_of_sets(sets))
 
 
 def _print_tables(console: Console, pages: tuple[LivePage, ...]) -> None:

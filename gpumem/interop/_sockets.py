@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -39,6 +40,7 @@ def connect_until(peer: socket.socket, address: str, until: float) -> None:
     # Root can read this process's memory anyway. A process that began as root still counts as its.
     if user not in (os.getuid(), 0):
         raise PermissionError(
+            errno.EPERM,
             f"it is a process of user {user}, and this one is of user {os.getuid()}: descriptors "
-            "are taken from processes of the same user"
+            "are taken from processes of the same user",
         )

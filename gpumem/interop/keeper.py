@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -57,7 +58,8 @@ def require_private(path: str) -> None:
     """Raise PermissionError unless a folder is this user's alone."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is not a folder of mode 0700 of user {os.getuid()}")
+        text = f"{path} is not a folder of mode 0700 of user {os.getuid()}"
+        raise PermissionError(errno.EPERM, text)
 
 
 def peer_of(peer: socket.socket) -> tuple[int, int]:

@@ -327,9 +327,12 @@ def sealed_sets(*, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     []
     """
     seconds = seconds_of(timeout)
-    if not os.path.exists(f"{keeper.folder()}/keeper"):
-        return []
-    return _listed(seconds, start=False)
+    try:
+        return _listed(seconds, start=False)
+    except KeeperError as error:
+        if error.errno == errno.ECONNREFUSED:
+            return []
+        raise
 
 
 def _require_name(name: object) -> None:
@@ -540,7 +543,8 @@ def _ask(
         except GpumemError:
             raise
         except OSError as error:
-            raise KeeperError(error.errno, f"the keeper in {folder}: {error}") from error
+            text = f"the keeper in {folder}: {error.strerror or error}"
+            raise KeeperError(error.errno, text) from error
 
 
 def _require_answer(data: bytes) -> dict[str, Any]:

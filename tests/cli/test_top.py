@@ -12,12 +12,13 @@ import sys
 import termios
 import time
 
+import numpy as np
 import pytest
 import rich.console
 from helpers.waiting import wait_until
 
 import gpumem
-from gpumem import observe
+from gpumem import interop, observe
 from gpumem.cli import top_view
 from gpumem.observe import live
 
@@ -133,8 +134,25 @@ def test_top_escapes_control_characters_in_command_lines(arena, top, monkeypatch
 def test_top_without_publishing_processes(top, monkeypatch):
     monkeypatch.setattr(top_module.LivePage, "of_all", tuple)
     facts = told(top("--json"))
-    assert (facts["processes"], facts["memories"]) == ([], [])
+    assert [facts[key] for key in ("processes", "memories", "sealed_sets")] == [[], [], []]
     assert "GPUMEM_TOP=1" in top()[1]
+
+
+def test_top_shows_sealed_sets_with_their_users(top):
+    with interop.seal("weights", {"a": np.zeros(1 << 17)}):
+        row = next(line for line in top()[1].splitlines() if "weights" in line)
+        (kept,) = told(top("--json"))["sealed_sets"]
+    interop.drop("weights")
+    assert row.split() == ["weights", *[str(os.getpid())] * 2, "1", "1.0", "MiB"]
+    assert kept["users"] == [os.getpid()]
+
+
+def test_top_reports_a_keeper_that_cannot_be_asked(top, monkeypatch, tmp_path):
+    os.chmod(tmp_path, 0o755)
+    monkeypatch.setenv("GPUMEM_KEEPER", str(tmp_path))
+    code, _, err = top()
+    assert code == 0
+    assert err.startswith(f"gpumem: [Errno 1] the keeper in {tmp_path}: {tmp_path} is not a")
 
 
 def test_top_reports_unreadable_pages_beside_the_list(arena, top):

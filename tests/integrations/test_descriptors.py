@@ -235,7 +235,7 @@ def test_another_users_process_with_the_name_is_not_asked():
     """)
     assert said[0] == "0"  # nothing was sent to it
     assert " ".join(said[1:]) == (
-        "[Errno 9] taken did not send the echo: PermissionError('it is a process of user 65534, "
+        "[Errno 9] taken did not send the echo: PermissionError(1, 'it is a process of user 65534, "
         "and this one is of user 0: descriptors are taken from processes of the same user')"
     )
 
