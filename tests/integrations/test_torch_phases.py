@@ -121,6 +121,7 @@ def test_without_a_recording_nothing_is_written(model):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 def test_torchscript_compiles_functions_with_ranges():
     @torch.jit.script
     def scripted(x):

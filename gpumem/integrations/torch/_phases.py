@@ -181,9 +181,12 @@ def _write_gradients(optimizer: Any) -> None:
         own = [(each._parameters, each._buffers) for found in _modules if (each := found())]
         set_category(_PARAMETERS, _addresses([parameters, *own]))
         _write_state(optimizer)
+    gradients: dict[int, list[Any]] = {}  # by the labels of their modules
     for each in parameters:
-        if each.grad is not None:
-            set_category(_GRADIENTS, _addresses([each.grad]), _labels.get(id(each), 0))
+        if (gradient := each.grad) is not None:
+            gradients.setdefault(_labels.get(id(each), 0), []).append(gradient)
+    for label, held in gradients.items():
+        set_category(_GRADIENTS, _addresses(held), label)
 
 
 def _write_state(optimizer: Any) -> None:
@@ -206,14 +209,15 @@ def _is_due(owner: object) -> bool:
 def _addresses(values: Iterable[Any], depth: int = 0) -> Iterator[int]:
     """Yield the addresses of the storages of GPU tensors, also of those in containers."""
     for each in values:
-        if hasattr(each, "untyped_storage"):
-            if hasattr(each, "__tensor_flatten__"):  # of other tensors, such as DTensor
-                inner = each.__tensor_flatten__()[0]
-                yield from _addresses([getattr(each, name) for name in inner], depth)
-            elif each.is_cuda:
-                # A tensor that is not one, such as of a tracer, refuses.
-                with contextlib.suppress(RuntimeError, NotImplementedError):
+        if hasattr(each, "__tensor_flatten__"):  # of other tensors, such as DTensor
+            inner = each.__tensor_flatten__()[0]
+            yield from _addresses([getattr(each, name) for name in inner], depth)
+        elif hasattr(each, "untyped_storage"):
+            try:
+                if each.is_cuda:
                     yield each.untyped_storage().data_ptr()
+            except (RuntimeError, NotImplementedError):
+                continue  # a tensor without memory, such as of a tracer
         elif depth < _MAX_DEPTH and isinstance(each, dict):
             yield from _addresses(each.values(), depth + 1)
         elif depth < _MAX_DEPTH and isinstance(each, list | tuple):
