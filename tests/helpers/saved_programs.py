@@ -53,6 +53,17 @@ def recomputed_reentrant(x, model):
     return checkpoint(model, x * 2, use_reentrant=True).sum()
 
 
+def recomputed_with_keywords(x, model):
+    """Keeps each layer's input alone: no other tensor can move."""
+
+    def layer(scale, *, hidden, factor):
+        return model(hidden * factor).tanh() * scale
+
+    for _ in range(3):
+        x = checkpoint(layer, 1.5, use_reentrant=False, factor=0.5, hidden=x * 1.5)
+    return x.sum()
+
+
 def nested(x, model):
     def inner(y):
         return checkpoint(model, y, use_reentrant=False).relu()
@@ -88,6 +99,7 @@ def complex_and_sparse(x, model):
 
 PROGRAMS = [
     several_views, view_of_an_unsaved_base, chunks, filled_part_by_part, address_used_again,
-    changed_between_saves, recomputed, recomputed_reentrant, nested, cast, lora, unused_branch,
+    changed_between_saves, recomputed, recomputed_reentrant,
+    recomputed_with_keywords, nested, cast, lora, unused_branch,
     complex_and_sparse,
 ]  # fmt: skip

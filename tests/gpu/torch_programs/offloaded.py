@@ -17,7 +17,6 @@ from gpu.torch_programs.allocator import computed
 from helpers import saved_programs
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from gpumem.errors import IntegrationError
 from gpumem.integrations import torch as gpumem_torch
@@ -141,15 +140,6 @@ def of_a_subclass(x, model):
 def attention(x, model):
     q = model(x).bfloat16().view(4, WIDTH // 4, 12, -1).transpose(1, 2)
     return scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True).float().square().sum()
-
-
-def keywords(x, model):
-    def layer(*, hidden):
-        return model(hidden).tanh()
-
-    for _ in range(3):
-        x = checkpoint(layer, use_reentrant=False, hidden=x * 1.5)
-    return x.sum()
 
 
 def convolutions(context):

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from gpumem._support.sizes import format_size
+from gpumem.integrations.torch._offload.checkpoints import saved_keywords
 from gpumem.integrations.torch._offload.plan import AHEAD, LOOK_AHEAD, Planner, TrainingStep
 
 
@@ -170,11 +171,14 @@ class Offload:
         hooks.__enter__()
         enter = modules.register_module_forward_pre_hook(self._enter_module)
         leave = modules.register_module_forward_hook(self._leave_module, always_call=True)
-        self._entered.append((hooks, enter, leave))
+        keywords = saved_keywords(self._torch)
+        keywords.__enter__()
+        self._entered.append((hooks, enter, leave, keywords))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        hooks, enter, leave = self._entered.pop()
+        hooks, enter, leave, keywords = self._entered.pop()
+        keywords.__exit__(None, None, None)
         hooks.__exit__(*exception)
         enter.remove()
         leave.remove()
