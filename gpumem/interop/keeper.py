@@ -172,22 +172,17 @@ class Keeper:
         except BlockingIOError:
             return
         except Refused as error:
-            answer, sent = refusal(*error.args), []
+            answer, sent = {"refused": error.args[0], "text": error.args[1]}, []
         except DAMAGES as error:
-            answer, sent = refusal("request", f"the request is damaged: {error!r}"), []
+            answer, sent = {"refused": "request", "text": f"it is damaged: {error!r}"}, []
         finally:
             for number in numbers:
                 os.close(number)
-        if not self._send(peer, answer, sent):
-            self._leave(peer)
-
-    def _send(self, peer: Peer, answer: dict[str, Any], sent: Iterable[int] = ()) -> bool:
-        # A client that does not read its answers fills its queue, and is disconnected.
         try:
-            socket.send_fds(peer.socket, [json.dumps(answer).encode()], sent)
-        except OSError:
-            return False
-        return True
+            message = json.dumps(answer | {"version": VERSION}).encode()
+            socket.send_fds(peer.socket, [message], sent)
+        except OSError:  # a client that does not read its answers fills its queue
+            self._leave(peer)
 
     def _answer(
         self, peer: Peer, request: dict[str, Any], numbers: list[int]
@@ -199,26 +194,24 @@ class Keeper:
             raise Refused("version", f"this keeper speaks version {VERSION} of the messages")
         call, name = request["call"], request.get("name")
         if call == "list":
-            return {"version": VERSION, "sets": self._list()}, []
+            sets = self.sets.values()
+            return {"sets": [each.head | {"users": self._users(each)} for each in sets]}, []
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise Refused("request", f"invalid name: expected {NAME.pattern}")
         if call in ("put", "open") and peer.using is not None:
             raise Refused("request", "this connection has a set already")
         if call == "put":
             peer.using = self._put(name, numbers)
-        elif name not in self.sets:
+            return {}, []
+        if name not in self.sets:
             raise Refused("name", f"no set {name!r} is kept: there are {sorted(self.sets)}")
-        elif call == "drop":
+        if call == "drop":
             self._drop(name, force=request.get("force") is True)
-            return {"version": VERSION}, []
-        elif call != "open":
+            return {}, []
+        if call != "open":
             raise Refused("request", "unknown call: expected put, open, drop or list")
-        else:
-            peer.using = self.sets[name]
-        return {"version": VERSION}, peer.using.descriptors if call == "open" else []
-
-    def _list(self) -> list[dict[str, Any]]:
-        return [each.head | {"users": self._users(each)} for each in self.sets.values()]
+        peer.using = self.sets[name]
+        return {}, peer.using.descriptors
 
     def _users(self, kept: KeptSet) -> list[int]:
         return sorted({peer.process for peer in self.peers if peer.using is kept})
@@ -243,11 +236,6 @@ class Keeper:
             processes = ", ".join(map(str, users))
             raise Refused("used", f"the set {name!r} is in use by process {processes}")
         release(name, dict(enumerate(self.sets.pop(name).descriptors)))
-
-
-def refusal(word: str, text: str) -> dict[str, Any]:
-    """Return the answer to a request that is refused."""
-    return {"version": VERSION, "refused": word, "text": text}
 
 
 # ---- systemd -------------------------------------------------------------------------------------

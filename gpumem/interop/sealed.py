@@ -7,7 +7,6 @@ same user.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -20,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import Any, overload
+from typing import Any
 
 from gpumem._arena.arena import Arena
 from gpumem._resource.handle import Handle
@@ -73,10 +72,10 @@ class SealedSet(Closable, Mapping[str, Tensor]):
     >>> interop.drop("weights")
     """
 
-    def __init__(self, name: str, tensors: dict[str, Tensor], connection: Handle) -> None:
+    def __init__(self, name: str, tensors: dict[str, Tensor], *held: Handle) -> None:
         self.name = name
         self._tensors = tensors
-        self._connection = connection
+        self._held = held  # the connection by which the keeper knows that this process uses it
         _open_sets.add(self)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -118,31 +117,17 @@ class SealedSet(Closable, Mapping[str, Tensor]):
         """End the use of the set. Idempotent."""
         self._closed = True
         self._tensors = {}
-        self._connection.close()
+        self._release_held()
+
+    def _release_held(self) -> None:
+        for each in self._held:
+            each.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else counted(len(self._tensors), "tensor")
         return f"<gpumem.interop.SealedSet {self.name!r}, {state}>"
 
 
-@overload
-def seal(
-    name: str,
-    tensors: Mapping[str, tuple[Any, Any]],
-    *,
-    memory: MemoryInfo | Device | str | None = ...,
-    digest: bool = ...,
-    timeout: float = ...,
-) -> contextlib.AbstractContextManager[dict[str, Tensor]]: ...
-@overload
-def seal(
-    name: str,
-    tensors: Mapping[str, Any],
-    *,
-    memory: MemoryInfo | Device | str | None = ...,
-    digest: bool = ...,
-    timeout: float = ...,
-) -> SealedSet: ...
 def seal(
     name: str,
     tensors: Mapping[str, Any],
@@ -150,7 +135,7 @@ def seal(
     memory: MemoryInfo | Device | str | None = None,
     digest: bool = False,
     timeout: float = TIMEOUT,
-) -> Any:
+) -> SealedSet:
     """Keep tensors under a name, in memory that outlives this process.
 
     Parameters
@@ -158,8 +143,8 @@ def seal(
     name : str
         1 to 100 letters, digits and ``._/@+-``; the first is a letter or a digit.
     tensors : Mapping of str to array
-        Copied once. If a value is a tuple of a shape and a dtype, the result is a context manager
-        that provides the set's tensors to write to; they are kept at the end of the block.
+        Copied once. If a value is a tuple of a shape and a dtype, the result is to be used in a
+        ``with`` statement: its tensors can be written, and are kept at the end of the block.
     memory : MemoryInfo, Device or str, optional
         Where the set lies. None: each tensor on the device that it is on, host memory else.
     digest : bool
@@ -169,8 +154,8 @@ def seal(
 
     Returns
     -------
-    SealedSet or context manager
-        The set as `open` returns it; or the context manager, if a value is a tuple.
+    SealedSet
+        As `open` returns it; or one that is kept at the end of its block, if a value is a tuple.
 
     Raises
     ------
@@ -211,12 +196,10 @@ def seal(
             # PyTorch exports no tensor that requires a gradient.
             array = arrays[key] = asarray(each.detach() if hasattr(each, "detach") else each)
             forms[key] = (array.shape, array.dtype, where or _home(array))
-    making = _Making(name, forms)
+    making = UnsealedSet(name, forms, digest, seconds)
     for key, array in arrays.items():
-        copy_elements(making.tensors[key], array)
-    if len(arrays) < len(forms):
-        return _sealing(making, digest, seconds)
-    return making.publish(digest, seconds)
+        copy_elements(making[key], array)
+    return making if len(arrays) < len(forms) else making.publish()
 
 
 def open(
@@ -349,11 +332,15 @@ def _home(tensor: Tensor) -> MemoryInfo:
     return MemoryInfo.parse(tensor.device if is_device else "host")
 
 
-class _Making:
+class UnsealedSet(SealedSet):
     """A set that is being made: a block in each memory, and the tensors in them."""
 
-    def __init__(self, name: str, forms: dict[str, tuple[Any, Any, MemoryInfo]]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, forms: dict[str, tuple[Any, Any, MemoryInfo]], digest: bool, seconds: float
+    ) -> None:
+        super().__init__(name, {})
+        self.digest = digest
+        self.seconds = seconds
         self.places: dict[str, tuple[int, int]] = {}  # of the tensor's block, and in it
         dtypes = {key: _dtype_of(dtype) for key, (_, dtype, _) in forms.items()}
         sizes: dict[MemoryInfo, int] = {}  # of the block in each memory
@@ -370,12 +357,16 @@ class _Making:
             Arena(home, name=f"sealed set {name}").allocate(nbytes, shareable=True)
             for home, nbytes in sizes.items()
         ]
-        self.tensors = {
+        self._tensors = {
             key: self.blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
             for key, (part, offset) in self.places.items()
         }
 
-    def publish(self, digest: bool, seconds: float) -> SealedSet:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.publish().close()
+
+    def publish(self) -> SealedSet:
         """Pass the set to the keeper, and map it as any other process does."""
         for each in self.blocks:
             each.memory.device.synchronize()  # also work of other libraries
@@ -389,12 +380,12 @@ class _Making:
             contents = vars(handle.contents) | {"memory": memory, "dtype": dtype}
             parts.append({"kind": handle.kind.name, "contents": contents})
         rows = []
-        for key, tensor in self.tensors.items():
-            place = (*self.places[key], _digest(tensor) if digest else None)
+        for key, tensor in self.items():
+            place = (*self.places[key], _digest(tensor) if self.digest else None)
             rows.append((key, tensor.shape, _text_of(tensor.dtype), *place))
         head = {
             "name": self.name,
-            "bytes": sum(each.nbytes for each in self.tensors.values()),
+            "bytes": self.nbytes,
             "tensors": len(rows),
             "parts": len(parts),
             "process": os.getpid(),
@@ -402,16 +393,11 @@ class _Making:
         manifest = json.dumps(head) + "\n" + json.dumps({"parts": parts, "tensors": rows})
         handles.insert(0, _sealed_file(manifest.encode()))
         request = {"call": "put", "name": self.name}
-        _, _, connection = _ask(request, seconds, handles, start=True)
+        _, _, connection = _ask(request, self.seconds, handles, start=True)
         # The memory lives by the descriptors from here on.
-        self.tensors, self.blocks = {}, []
+        self.blocks = []
+        self.close()
         return _mapped(self.name, handles, connection, set(), False)
-
-
-@contextlib.contextmanager
-def _sealing(making: _Making, digest: bool, seconds: float) -> Iterator[dict[str, Tensor]]:
-    yield dict(making.tensors)
-    making.publish(digest, seconds).close()
 
 
 def _dtype_of(dtype: Any) -> Any:
@@ -590,7 +576,7 @@ def _start(folder: str, until: float) -> None:
 def _forget_connections() -> None:
     # The child of a fork would keep the connections of its parent open.
     for each in list(_open_sets):
-        each._connection.close()
+        each._release_held()
 
 
 os.register_at_fork(after_in_child=_forget_connections)

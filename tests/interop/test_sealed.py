@@ -117,6 +117,8 @@ def test_empty_set_is_filled_in_its_block_and_kept_after_it(folder):
         assert interop.sealed_sets() == []
         empty["keys"].fill(1.5)
         empty["values"].fill(2)
+    with pytest.raises(errors.ClosedError):
+        empty["keys"]
     found = interop.open("set")
     assert found["keys"].tolist() == [[1.5] * 3] * 2
     assert found["values"].tolist() == [2] * 4
@@ -140,9 +142,9 @@ def test_copies_are_written_without_a_change_of_the_set(folder):
 
 def test_verify_names_a_tensor_that_was_changed(folder):
     with interop.seal("set", {"a": (3, "int8")}, digest=True) as empty:
-        pass
+        tensor = empty["a"]
     interop.open("set", verify=True).close()
-    empty["a"].fill(1)  # its maker can still write
+    tensor.fill(1)  # its maker can still write
     with pytest.raises(errors.BadHandleError, match="'a' of set 'set' was changed"):
         interop.open("set", verify=True)
     interop.seal("plain", numbers()).close()
