@@ -64,9 +64,11 @@ def _by_position(
     """Return a call whose keyword tensors follow its positional arguments."""
     names = [name for name, each in kwargs.items() if isinstance(each, torch.Tensor)]
 
-    def call(*given: Any, **others: Any) -> Any:
-        tensors = dict(zip(names, given[len(args) :], strict=True))
-        return function(*given[: len(args)], **others | tensors)
+    count = len(args)
+
+    def call(*given: Any, **others: Any) -> Any:  # holds no tensor
+        tensors = dict(zip(names, given[count:], strict=True))
+        return function(*given[:count], **others | tensors)
 
     others = {name: None if name in names else each for name, each in kwargs.items()}
     return call, (*args, *map(kwargs.__getitem__, names)), others
