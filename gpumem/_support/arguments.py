@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
+from gpumem.errors import ConfigError
 
 MISSING: Final = object()
 """The default of a required parameter, if the callee has a better error than Python."""
@@ -23,6 +24,19 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def require_settings(
+    settings: Mapping[str, object],
+    keys: Iterable[str],
+    callee: str,
+    meant: Mapping[str, str] | None = None,
+) -> None:
+    """Raise TypeError unless `settings` is a Mapping, and ConfigError for a key not in `keys`."""
+    require("settings", settings, Mapping, "a Mapping of a session's configuration")
+    for key in settings:
+        if key not in keys:
+            raise ConfigError(unknown("key", key, callee, keys, meant))
 
 
 def require_each(

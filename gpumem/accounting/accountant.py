@@ -3,7 +3,8 @@
 A pass prices nodes in order; the costs of accepted nodes are *pending*. A commit moves one node's
 cost to *consumed*. The bytes of a node itself are computed once and kept for later passes. A weight
 is counted once: for good with the first commit of a node that uses it, before that in the cost of
-the first pending node that does. So the sum depends on which nodes there are, not on their order.
+the first pending node that does. So the sum depends on which nodes there are, not on their order,
+but for the margin of a weight that nodes with and without a declared workspace share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpumem.accounting.nodes import (
     CostedNode,
     CostedValue,
     NodeOrGroup,
+    declared_workspace,
     key_of,
     nodes_of,
     values_made,
@@ -31,12 +33,14 @@ class Price(NamedTuple):
     """Cost of a node, and its parts."""
 
     nbytes: int
-    own: int  # bytes of the node itself, without weights and margin
+    own: int  # bytes of the node itself, without weights and workspace
+    workspace: int  # as declared or guessed, without a margin on weights
+    declares: bool  # its workspace, so that its weights have no margin
     used: tuple[CostedValue, ...] = ()  # weights
     counted: tuple[CostedValue, ...] = ()  # those of them that are in the cost
 
 
-NOTHING = Price(0, 0)
+NOTHING = Price(0, 0, 0, False)
 
 
 class Accountant(abc.ABC):
@@ -77,7 +81,7 @@ class Accountant(abc.ABC):
         self._committed: set[Hashable] = set()
         self._committed_weights: set[CostedValue] = set()
         self._users: dict[CostedValue, dict[Hashable, None]] = {}  # pending nodes, in their order
-        self._own: dict[Hashable, int] = {}  # from the first pass that accepted the node
+        self._first: dict[Hashable, Price] = {}  # of the first pass that accepted the node
         self._stop_requested = False
 
     # ---- counts ----------------------------------------------------------------------------------
@@ -121,6 +125,19 @@ class Accountant(abc.ABC):
             More than 2**64 - 1 bytes.
         """
         return self._allows(self._prices(nodes_of(node)))
+
+    def workspace(self, node: NodeOrGroup) -> int:
+        """Return the bytes in the cost of a node that are for workspaces, declared or guessed.
+
+        Raises
+        ------
+        OverflowError
+            More than 2**64 - 1 bytes.
+        """
+        return sum(
+            price.nbytes - price.own - sum(weight.nbytes or 0 for weight in price.counted)
+            for price in self._prices(nodes_of(node)).values()
+        )
 
     # ---- a pass ----------------------------------------------------------------------------------
 
@@ -186,10 +203,9 @@ class Accountant(abc.ABC):
         for key, price in prices.items():
             self._release(key)
             self._committed.add(key)
-            self._own.setdefault(key, price.own)
+            self._first.setdefault(key, price)
             for weight in price.counted:
-                if weight in self._users:
-                    self._pending_bytes -= self._cost_of(weight)
+                self._pending_bytes -= self._pending_cost_of(weight)
                 self._committed_weights.add(weight)
         return ResourceCount.from_bytes(added)
 
@@ -203,41 +219,46 @@ class Accountant(abc.ABC):
         if key in self._pending or key in self._committed:
             return
         self._pending[key] = price
-        self._pending_bytes += self._with_margin(price.own)
-        self._own.setdefault(key, price.own)
+        self._pending_bytes += price.own + price.workspace
+        self._first.setdefault(key, price)
         for weight in price.used:
-            users = self._users.setdefault(weight, {})
-            if not users and weight not in self._committed_weights:
-                self._pending_bytes += self._cost_of(weight)
-            users[key] = None
+            self._pending_bytes -= self._pending_cost_of(weight)
+            self._users.setdefault(weight, {})[key] = None
+            self._pending_bytes += self._pending_cost_of(weight)
 
     def _release(self, key: Hashable) -> None:
-        price = self._pending.pop(key, NOTHING)
-        self._pending_bytes -= self._with_margin(price.own)
+        price = self._pending.get(key, NOTHING)
+        self._pending_bytes -= price.own + price.workspace
         for weight in price.used:
-            users = self._users[weight]
-            del users[key]
-            if not users:
-                del self._users[weight]
-                if weight not in self._committed_weights:
-                    self._pending_bytes -= self._cost_of(weight)
+            self._pending_bytes -= self._pending_cost_of(weight)
+            del self._users[weight][key]
+            self._pending_bytes += self._pending_cost_of(weight)
+        self._pending.pop(key, None)
+
+    def _pending_cost_of(self, weight: CostedValue) -> int:
+        """Return the cost of a weight in the pending bytes, which its first user decides."""
+        first = next(iter(self._users.get(weight, ())), None)
+        if first is None or weight in self._committed_weights:
+            return 0
+        return self._cost_of(weight, self._pending[first].declares)
 
     # ---- prices ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _own_bytes(self, node: CostedNode) -> int:
-        """Return the bytes of a node itself."""
+        """Return the bytes of a node itself, without its workspace."""
+
+    def _workspace_of(self, node: CostedNode, own: int) -> int:
+        """Return the bytes of its workspace; `own` are those of the node itself."""
+        return declared_workspace(node) or 0
 
     def _weights_of(self, node: CostedNode) -> Iterable[CostedValue]:
         """Return the weights of a node, if they are counted apart from its own bytes."""
         return ()
 
-    def _with_margin(self, nbytes: int) -> int:
-        """Return the cost of known bytes of a node or a weight, a margin included."""
-        return nbytes
-
-    def _cost_of(self, weight: CostedValue) -> int:
-        return self._with_margin(weight.nbytes or 0)
+    def _cost_of(self, weight: CostedValue, declares: bool) -> int:
+        """Return the cost of a weight for a node, which may declare its workspace."""
+        return weight.nbytes or 0
 
     def _prices(self, nodes: list[CostedNode], *, for_good: bool = False) -> dict[Hashable, Price]:
         """Price nodes in order; a weight in the price of one is not in that of a later one.
@@ -258,7 +279,12 @@ class Accountant(abc.ABC):
     ) -> Price:
         if key in self._committed:
             return NOTHING
-        own = self._own[key] if key in self._own else fitting(self._own_bytes(node))
+        if (first := self._first.get(key)) is not None:
+            _, own, workspace, declares, *_ = first
+        else:
+            own = fitting(self._own_bytes(node))
+            workspace = fitting(self._workspace_of(node, own))
+            declares = declared_workspace(node) is not None
         held = self._pending.get(key)
         used = tuple(dict.fromkeys(self._weights_of(node))) if held is None else held.used
         new = tuple(
@@ -268,8 +294,8 @@ class Accountant(abc.ABC):
             and weight not in counted
             and (for_good or next(iter(self._users.get(weight, ())), key) == key)
         )
-        nbytes = self._with_margin(own) + sum(map(self._cost_of, new))
-        return Price(fitting(nbytes), own, used, new)
+        nbytes = own + workspace + sum(self._cost_of(weight, declares) for weight in new)
+        return Price(fitting(nbytes), own, workspace, declares, used, new)
 
     def _allows(self, prices: dict[Hashable, Price]) -> bool:
         new = _sum_of(price for key, price in prices.items() if key not in self._pending)
@@ -282,7 +308,7 @@ class Accountant(abc.ABC):
 
 
 class AdHocAccountant(Accountant):
-    """Prices a node by its model: weights and outputs of known size, and a margin.
+    """Prices a node by its model: weights and outputs of known size, and its workspace.
 
     A weight counts once, for the first node that uses it, also if the weight belongs to an outer
     graph. Outputs of a size that is only known when the graph runs count nothing. For a node that
@@ -293,9 +319,10 @@ class AdHocAccountant(Accountant):
     threshold : ResourceCount, int or str, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
     percent : int
-        Cost in per cent of those bytes, rounded down for a node and for each weight: 150 leaves
-        half of them again for scratch memory of kernels, as ONNX Runtime does. 100 counts the bytes
-        alone.
+        Cost of a node without a declared workspace, in per cent of those bytes, rounded down for a
+        node and for each weight: 150 leaves half of them again for scratch memory of kernels, as
+        ONNX Runtime does. 100 counts the bytes alone. For a node with an attribute `workspace` that
+        is not None, those bytes count in place of this guess, also as in ONNX Runtime.
 
     Raises
     ------
@@ -333,8 +360,12 @@ class AdHocAccountant(Accountant):
     def _weights_of(self, node: CostedNode) -> Iterable[CostedValue]:
         return (value for value in values_read(node) if value.is_initializer)
 
-    def _with_margin(self, nbytes: int) -> int:
-        return fitting(nbytes * self._percent // 100)
+    def _workspace_of(self, node: CostedNode, own: int) -> int:
+        declared = declared_workspace(node)
+        return own * self._percent // 100 - own if declared is None else declared
+
+    def _cost_of(self, weight: CostedValue, declares: bool) -> int:
+        return (weight.nbytes or 0) * (100 if declares else self._percent) // 100
 
 
 def _sum_of(prices: Iterable[Price]) -> int:

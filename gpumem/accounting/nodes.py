@@ -39,6 +39,9 @@ class CostedValue(Protocol):
 class CostedNode(Protocol):
     """A node; an optional input or output that is left out is None.
 
+    It may also have an attribute `workspace`: the bytes that it needs besides while it runs. None:
+    it declares none.
+
     Examples
     --------
     >>> from types import SimpleNamespace
@@ -100,6 +103,11 @@ def key_of(node: CostedNode) -> Hashable:
     """Return a node's identity: the values that it makes, which stay when its inputs change."""
     made = tuple(value for value in node.outputs if value is not None)
     return made or _Identity(node)
+
+
+def declared_workspace(node: CostedNode) -> int | None:
+    """Return the bytes of workspace that a node declares; None if it declares none."""
+    return getattr(node, "workspace", None)
 
 
 def values_read(node: CostedNode) -> Iterator[CostedValue]:

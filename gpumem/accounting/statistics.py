@@ -16,7 +16,7 @@ from gpumem._support.files import FilePath, open_regular
 from gpumem.accounting.accountant import Accountant
 from gpumem.accounting.counts import MAX_BYTES, ResourceCount, fitting
 from gpumem.accounting.murmur import murmur3_x86_128
-from gpumem.accounting.nodes import CostedNode, CostedValue, nodes_of
+from gpumem.accounting.nodes import CostedNode, CostedValue, declared_workspace, nodes_of
 from gpumem.errors import ConfigError
 
 HEADER = "#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations"
@@ -191,7 +191,14 @@ class StatsAccountant(Accountant):
         self._stats = dict(stats) if isinstance(stats, Mapping) else read_stats(stats)
 
     def _own_bytes(self, node: CostedNode) -> int:
-        return self._stats.get(unique_node_name(node), NodeStats()).total_bytes
+        stats = self._stats_of(node)
+        return stats.total_bytes - stats.temporary_bytes
+
+    def _workspace_of(self, node: CostedNode, own: int) -> int:
+        return max(self._stats_of(node).temporary_bytes, declared_workspace(node) or 0)
+
+    def _stats_of(self, node: CostedNode) -> NodeStats:
+        return self._stats.get(unique_node_name(node), NodeStats())
 
 
 class StatsRecorder:

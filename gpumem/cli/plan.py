@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import click
 from rich.console import Console
 
 import gpumem
-from gpumem._support.arguments import is_same_file
+from gpumem._support.arguments import is_same_file, require_settings
 from gpumem._support.closing import collector_off
 from gpumem._support.files import require_writable
 from gpumem._support.sizes import format_size, parse_size
@@ -34,17 +35,22 @@ from gpumem.planning import (
     partition,
     plan_memory,
 )
+from gpumem.planning.assignment.layers import KEYS
 from gpumem.planning.assignment.passes import STRATEGIES
+from gpumem.planning.graph.expansion import DEFAULTS
+from gpumem.planning.memory.memory_plan import PREALLOCATION
 
 DEVICES = ("cuda:0", "host")
 _MEANINGS = (
     "committed: weights and outputs of the nodes on a device, and half as much again for their "
-    "work (--percent; or measured costs, --stats)",
+    "work (--percent; or the workspaces that nodes declare; or measured costs, --stats)",
     "budget: the maximum that may be committed on a device; empty: no limit",
     "peak: the bytes of a memory that a run needs at once, with every value at its planned offset; "
     "without weights, unless --weights is given",
     "lower bound: the peak of the bytes of live values; no plan needs less",
 )
+# Settings of ONNX Runtime that the command has an option for.
+_INSTEAD = dict.fromkeys(("gpu_mem_limit", "resource_cuda_partitioning_settings"), "--budget")
 MAX_ROWS = 40  # of one table; --json and -o have everything
 MAX_TENSORS = 5  # shown of each memory, and named without a size
 
@@ -87,6 +93,13 @@ MAX_TENSORS = 5  # shown of each memory, and named without a size
     show_default=True,
     help="How nodes are chosen under a budget; best keeps greedy's where it alternates for few.",
 )
+@click.option(
+    "--setting",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of ONNX Runtime, such as session.layer_assignment_settings=cpu(head).",
+)
 @click.option("--weights", is_flag=True, help="Include weights in the memory plan.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the plan as JSON to a file."
@@ -100,6 +113,7 @@ def plan(
     stats: Path | None,
     percent: int | None,
     strategy: str,
+    settings: tuple[str, ...],
     weights: bool,
     output: Path | None,
     as_json: bool,
@@ -112,15 +126,17 @@ def plan(
             require_writable(output, in_place=True)
     targets = _targets(devices)
     limits = _limits(budgets, targets)
+    session = _session(settings)
 
     def placed(strategy: str) -> tuple[Placement, Accountants]:
         accountants = Accountants(
             {target.device: _accountant(limits, target, stats, percent) for target in targets}
         )
-        return partition(graph, targets, accountants, strategy), accountants
+        rules = _those(session, KEYS)
+        return partition(graph, targets, accountants, strategy, rules), accountants
 
-    with progress(f"planning {model}"), collector_off():
-        graph = _read(model, dims)
+    with progress(f"planning {model}"), collector_off(), _warnings_shown():
+        graph = _read(model, dims, _those(session, DEFAULTS))
         try:
             placement, accountants = placed(strategy)
             if placement.gains and _changes(placement) >= len(targets):
@@ -133,7 +149,12 @@ def plan(
                         f"the search would place {nodes} nodes more than the greedy order, and "
                         f"change the device {changes} times more in a run: greedy is kept"
                     )
-            made = plan_memory(placement, weights=weights, in_place="onnxruntime")
+            made = plan_memory(
+                placement,
+                weights=weights,
+                in_place="onnxruntime",
+                settings=_those(session, [PREALLOCATION]),
+            )
         except ModelSizeError as error:
             raise ConfigError(f"{model}: {error}") from error
         made.verify()
@@ -171,6 +192,31 @@ def _limits(budgets: tuple[str, ...], targets: list[Target]) -> dict[Any, int]:
     return limits
 
 
+def _session(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the settings by key."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or settings.setdefault(key, value) != value:
+            raise ConfigError(f"invalid --setting {text!r:.80}: expected KEY=VALUE, each key once")
+    require_settings(settings, (*KEYS, *DEFAULTS, PREALLOCATION), "a plan", _INSTEAD)
+    return settings
+
+
+def _those(session: dict[str, str], keys: Iterable[str]) -> dict[str, str]:
+    return {key: session[key] for key in keys if key in session}
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Show warnings as lines of the command, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(one.message) for one in caught):
+        click.echo(f"gpumem: warning: {visible(text)}", err=True)
+
+
 def _accountant(
     limits: dict[Any, int], target: Target, stats: Path | None, percent: int | None
 ) -> Accountant:
@@ -186,10 +232,10 @@ def _accountant(
     return StatsAccountant(stats, limit)
 
 
-def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
+def _read(model: Path, dims: tuple[str, ...], settings: dict[str, str]) -> ModelGraph:
     """Read the model; an error in it counts as bad input."""
     try:
-        return ModelGraph.from_onnx(model, dims=dict(map(_dim, dims)))
+        return ModelGraph.from_onnx(model, dims=dict(map(_dim, dims)), settings=settings)
     except ModelGraphError as error:
         name = "" if str(model) in str(error) else f"{model}: "
         raise ConfigError(f"{name}{error}") from error

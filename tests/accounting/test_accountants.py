@@ -41,6 +41,40 @@ def test_cost_is_weights_and_outputs_times_one_and_a_half():
     assert AdHocAccountant(percent=133).cost(node) == 159
 
 
+def declaring(*workspaces):
+    """Make nodes of outputs of 20 bytes, with workspaces, that use one weight of 100 bytes."""
+    builder = GraphBuilder()
+    weight = builder.initializer("shared", "uint8", (100,))
+    for number, workspace in enumerate(workspaces):
+        made = builder.value(f"v{number}", "uint8", (20,))
+        builder.node("Op", [weight], [made], workspace=workspace)
+    return builder.build(outputs=["v0"]).nodes
+
+
+def test_declared_workspace_counts_in_place_of_the_guess():
+    guessed, none, some = (declaring(workspace)[0] for workspace in (None, 0, 7))
+    accountant = AdHocAccountant()
+    assert [accountant.cost(node) for node in (guessed, none, some)] == [180, 120, 127]
+    assert [accountant.workspace(node) for node in (guessed, none, some)] == [60, 0, 7]
+    measured = {unique_node_name(some): NodeStats(1, 2, 3, 5)}
+    assert StatsAccountant(measured).cost(some) == 13
+    assert StatsAccountant({unique_node_name(some): NodeStats(1, 2, 3, 9)}).cost(some) == 15
+    assert StatsAccountant({}).cost(some) == 7
+
+
+def test_shared_weight_has_the_margin_of_its_first_pending_user():
+    accountant = AdHocAccountant()
+    guessed, some = declaring(None, 7)
+    assert (accountant.account(guessed), accountant.account(some)) == (180, 27)
+    accountant.withdraw(guessed)
+    assert accountant.pending == 127
+    assert (accountant.account(guessed), accountant.pending) == (30, 157)
+    accountant.commit(guessed)
+    assert (accountant.consumed, accountant.pending) == (180, 27)
+    accountant.commit(some)
+    assert (accountant.consumed, accountant.pending) == (207, 0)
+
+
 def test_pricing_a_node_changes_nothing():
     accountant = exact()
     a, b = chain(20, 30)

@@ -165,6 +165,32 @@ def test_plan_searches_in_a_model_of_20_000_nodes(command, tmp_path):
     assert told["memory"]["peak_bytes"] == told["memory"]["lower_bound_bytes"]
 
 
+def test_plan_takes_onnx_runtimes_settings_and_warns_of_patterns_without_effect(command, model):
+    given = "session.name_based_layer_assignment=cpu(conv_2); gpu(absent)"
+    code, out, err = command(model, "--setting", given, "--json")
+    devices = {one["name"]: one["device"] for one in json.loads(out)["nodes"]}
+    assert (code, devices["conv_2"], devices["conv_0"]) == (0, "host:0", "cuda:0")
+    assert err == (
+        "gpumem: warning: session.name_based_layer_assignment: gpu(absent) decides for no node of "
+        "the graph\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("gpu_mem_limit=1", "unknown key 'gpu_mem_limit': did you mean '--budget'?"),
+        ("session.enable_static_workspace_preallocation=2", "expected '0' or '1'"),
+        ("session.function_expansion_node_limit=0", "expected an integer from 1"),
+        ("session.strict_workspace_verification", "expected KEY=VALUE, each key once"),
+    ],
+)
+def test_plan_refuses_other_settings_in_one_line(command, model, setting, message):
+    code, out, err = command(model, "--setting", setting)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 def test_plan_binds_named_lengths(command, named):
     told = json.loads(command(named, "--dim", "batch=8", "--json")[1])
     assert told["memory"]["unplanned"] == []

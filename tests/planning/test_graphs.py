@@ -93,6 +93,23 @@ def test_layers_of_nodes_are_their_metadata():
     assert [node.layer_ann for node in graph] == ["", "decoder/1"]
 
 
+@pytest.mark.parametrize(
+    ("text", "workspace"), [("4096", 4096), ("0", 0), ("-1", None), ("", None)]
+)
+def test_workspace_of_a_node_is_its_metadata(text, workspace):
+    node = helper.make_node("Relu", ["x"], ["y"])
+    node.metadata_props.add(key="gpumem.workspace", value=text)
+    proto = model([node], [info("x", (2,))], [info("y", (2,))])
+    if workspace is None:
+        with pytest.raises(ModelGraphError, match=r"gpumem\.workspace = '.*': expected its bytes"):
+            ModelGraph.from_onnx(proto)
+    else:
+        assert ModelGraph.from_onnx(proto).nodes[0].workspace == workspace
+    for bad in (-1, 1 << 63, "4KiB", 1.5, True):
+        with pytest.raises(ModelGraphError, match=r"invalid workspace .* of a Relu: expected"):
+            Node("Relu", [], [], workspace=bad)
+
+
 def test_constants_are_weights():
     graph = ModelGraph.from_onnx(
         model(

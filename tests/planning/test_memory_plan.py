@@ -580,6 +580,34 @@ def test_only_named_operators_overwrite_an_input():
         plan_memory(placement, in_place="onnx")
 
 
+def test_declared_workspace_has_a_place_while_its_node_runs_and_the_kernel_gets_it():
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (256,))
+    for number, workspace in enumerate((1024, None, 512)):
+        made = builder.value(f"v{number}", "uint8", (256,))
+        builder.node("Softmax", [last], [made], workspace=workspace)
+        last = made
+    placement = partition(builder.build([last]), ["host"])
+    plan = plan_memory(placement)
+    assert (plan.peak_bytes, plan.lower_bound_bytes, plan.verify()) == (1536, 1536, True)
+    sizes = []
+
+    def kernel(node, reads, writes):
+        sizes.append([tensor.nbytes for tensor in writes])
+        for tensor in writes[1:]:
+            tensor.numpy()[:] = 255
+        writes[0].numpy()[:] = reads[0].numpy() + 1
+
+    result = plan.run(kernel, {"x": np.zeros(256, "uint8")}, gpumem.Arena("host"))[last.name]
+    assert sizes == [[256, 1024], [256], [256, 512]]
+    assert (result.numpy() == 3).all()
+    off = {"session.enable_static_workspace_preallocation": "0"}
+    assert plan_memory(placement, settings=off).peak_bytes == 512
+    for bad in ({"session.enable_static_workspace_preallocation": "2"}, {"workspace": "1"}):
+        with pytest.raises(ConfigError, match=r"expected '0' or '1'|unknown key 'workspace'"):
+            plan_memory(placement, settings=bad)
+
+
 def test_plan_for_onnx_runtime_keeps_inputs_and_overwrites_as_it_does():
     builder = GraphBuilder()
     last = builder.input("x", "uint8", (256,))

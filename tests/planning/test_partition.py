@@ -164,6 +164,28 @@ def test_layout_change_keeps_old_prices_and_charges_new_nodes(threshold, transpo
     assert placement.graph.nodes[0].op_type == "Transpose"
 
 
+def larger_workspace(graph, nodes):
+    first, *rest = graph.nodes
+    changed = Node("Op", first.inputs, first.outputs, name="n0", workspace=56)
+    return ModelGraph([changed, *rest], inputs=graph.inputs, outputs=graph.outputs)
+
+
+def test_workspace_larger_than_reserved_after_a_layout_change_is_named():
+    def placed(percent, strict):
+        accountants = {"cuda:0": AdHocAccountant(1000, percent=percent)}
+        settings = {"session.strict_workspace_verification": strict}
+        target = Target("cuda:0", relayout=larger_workspace)
+        partition(chain(100, 100), [target], accountants, settings=settings)
+        return accountants["cuda:0"].consumed
+
+    text = r"'n0' -> v0\) declares a workspace of 56 B after the layout change of cuda:0: 55 B are"
+    with pytest.raises(ModelGraphError, match=text):
+        placed(150, "1")
+    with pytest.warns(ConfigWarning, match=text):
+        assert placed(150, "0") == 330
+    assert placed(151, "1") == 332
+
+
 def test_nodes_removed_by_a_layout_change_are_not_committed():
     def relayout(graph, nodes):
         first, _, last = graph.nodes
@@ -375,7 +397,7 @@ def test_a_rule_without_effect_is_warned_of(setting, text):
         {BY_NAME: "cpu"}, {BY_NAME: "cpu(a"}, {BY_NAME: "cpu)a("}, {BY_NAME: "(a)"},
         {BY_NAME: "cpu(a) gpu(b)"}, {BY_NAME: "cpu(=a)"}, {BY_NAME: "cpu(a);gpu(a)"},
         {BY_ANNOTATION: "cpu(=a, = a)"}, {BY_NAME: "cpu(a)", BY_ANNOTATION: "cpu(a)"},
-        {"session.layer_assignment": "cpu(a)"},
+        {"session.layer_assignment": "cpu(a)"}, {"session.strict_workspace_verification": "yes"},
     ],
 )  # fmt: skip
 def test_settings_of_layers_that_onnx_runtime_refuses_are_refused(settings):

@@ -1,4 +1,4 @@
-"""Layers of a model that settings assign to devices, with the names and rules of ONNX Runtime.
+"""Settings of a partition, with the names and rules of ONNX Runtime: layers, and a check.
 
 A setting is ``device(pattern, ...); device(pattern, ...)``. Patterns are compared with the
 ``layer_ann`` metadata of nodes or with their names.
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpumem._support.arguments import require, unknown
+from gpumem._support.arguments import require, require_settings
 from gpumem.accounting.settings import ALIASES
 from gpumem.device import Device
 from gpumem.errors import ConfigError, ConfigWarning
@@ -19,7 +19,8 @@ from gpumem.planning.graph import Node
 
 BY_ANNOTATION = "session.layer_assignment_settings"
 BY_NAME = "session.name_based_layer_assignment"
-KEYS = (BY_ANNOTATION, BY_NAME)
+STRICT = "session.strict_workspace_verification"
+KEYS = (BY_ANNOTATION, BY_NAME, STRICT)
 _ENTRY = re.compile(r"\s*([^()]*[^()\s])\s*\(([^()]*)\)\s*")
 
 
@@ -35,12 +36,11 @@ class LayerRules:
     """Rules of one setting, or none. They refuse other keys and texts with a ConfigError."""
 
     def __init__(self, settings: Mapping[str, str], devices: Sequence[Device]) -> None:
-        require("settings", settings, Mapping, "a Mapping of a session's configuration")
+        require_settings(settings, KEYS, "a partition")
         for key, text in settings.items():
-            if key not in KEYS:
-                raise ConfigError(unknown("key", key, "a partition", KEYS))
             require(key, text, str, "a str")
-        given = [key for key in KEYS if settings.get(key)]
+        self.is_strict = is_on(settings, STRICT)
+        given = [key for key in (BY_ANNOTATION, BY_NAME) if settings.get(key)]
         if len(given) > 1:
             raise ConfigError(f"{BY_ANNOTATION} and {BY_NAME} are both given: expected one of them")
         self._key = given[0] if given else ""
@@ -76,6 +76,14 @@ class LayerRules:
             if rule not in self._matched:
                 text = f"{where} decides for no node of the graph"
                 warnings.warn(text, ConfigWarning, stacklevel=3)
+
+
+def is_on(settings: Mapping[str, str], key: str, default: str = "0") -> bool:
+    """Return whether a setting is on; ConfigError unless it is "0" or "1"."""
+    text = settings.get(key, default)
+    if text not in ("0", "1"):
+        raise ConfigError(f"invalid {key} = {text!r:.80}: expected '0' or '1'")
+    return text == "1"
 
 
 def _parsed(key: str, text: str, devices: Sequence[Device]) -> list[_Rule]:

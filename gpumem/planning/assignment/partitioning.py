@@ -19,16 +19,18 @@ ResourceCount.from_bytes(200)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpumem._support.arguments import refuse, require
+from gpumem._support.sizes import exact_size
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, ResourceCount
 from gpumem.accounting.nodes import key_of
 from gpumem.accounting.settings import DeviceName
 from gpumem.device import Device
-from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.errors import ConfigError, ConfigWarning, ModelGraphError
 from gpumem.planning.assignment.layers import LayerRules
 from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
 from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Target
@@ -68,7 +70,9 @@ def partition(
         annotations, of which the first in the text decides, then with whole ones after ``=``. The
         second key finds patterns in `Node.name`, of which the longest decides. A node that a rule
         assigns is not offered to devices before that one; if that one does not take it, the
-        devices after it may. Nodes in the graphs of a node run where that node runs.
+        devices after it may. Nodes in the graphs of a node run where that node runs. With
+        ``session.strict_workspace_verification`` = ``"1"``, a node that declares a larger
+        `Node.workspace` after a layout change than its cost allowed is an error.
 
     Returns
     -------
@@ -82,7 +86,8 @@ def partition(
         not a Mapping.
     ModelGraphError
         A node that no device accepts; a proposal that is not a group of offered nodes, or cannot
-        run as one. Nothing is committed.
+        run as one; with strict verification, a workspace larger than reserved. Nothing is
+        committed.
     ModelSizeError
         More than 2**64 - 1 bytes on a device. Nothing is committed.
     ConfigError
@@ -92,7 +97,8 @@ def partition(
     Warns
     -----
     ConfigWarning
-        A rule in `settings` names none of the devices, or decides for no node.
+        A rule in `settings` names none of the devices, or decides for no node; a workspace is
+        larger than reserved.
 
     Examples
     --------
@@ -119,6 +125,10 @@ def partition(
             for target in targets:
                 work.offer(target, known.get(target.device) or AdHocAccountant())
             placement = work.placement(targets, known)
+        for text in work.overruns:
+            if rules.is_strict:
+                raise ModelGraphError(text)
+            warnings.warn(text, ConfigWarning, stacklevel=2)
         rules.warn()
     except BaseException:
         for accountant in known.values():
@@ -174,6 +184,7 @@ class _Partition:
     refusals: dict[Hashable, list[Refusal]] = field(default_factory=dict)
     gains: dict[Device, str] = field(default_factory=dict)
     groups: int = 0
+    overruns: list[str] = field(default_factory=list)
 
     def offer(self, target: Target, accountant: Accountant) -> None:
         """Place nodes on a device, in one pass, or in two around a layout change."""
@@ -231,7 +242,12 @@ class _Partition:
         if len(proposal) > 1:
             group, self.groups = self.groups, self.groups + 1
         for node in proposal:
-            cost = accountant.cost(node)
+            cost, reserved = accountant.cost(node), accountant.workspace(node)
+            if (node.workspace or 0) > reserved:
+                self.overruns.append(
+                    f"{node!r} declares a workspace of {exact_size(node.workspace or 0)} after "
+                    f"the layout change of {target.device}: {exact_size(reserved)} are reserved"
+                )
             self.taken[key_of(node)] = _Taken(target.device, cost, group)
 
     def _refuse(self, node: Node, device: Device, why: str) -> None:

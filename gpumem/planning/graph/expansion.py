@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from gpumem._support.arguments import require, unknown
+from gpumem._support.arguments import require_settings
 from gpumem.config import GIB, MAX_UNSIGNED, _integer
-from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.errors import ModelGraphError
 
 DEFAULTS = {  # those of ONNX Runtime
     "session.function_expansion_node_limit": 1_000_000,
@@ -29,10 +29,7 @@ Sums: TypeAlias = tuple[Counter[str], int]
 
 def require_bounded(model: Any, settings: Mapping[str, object]) -> None:
     """Raise ModelGraphError if graphs are nested too deeply, or functions expand too far."""
-    require("settings", settings, Mapping, "a Mapping of a session's configuration")
-    for key in settings:
-        if key not in DEFAULTS:
-            raise ConfigError(unknown("key", key, "a model", DEFAULTS))
+    require_settings(settings, DEFAULTS, "a model")
     functions = _Functions(model.functions)
     sums, _ = functions.sums_of(model.graph.node, 0, inlined=False)
     for (key, default), noun in zip(DEFAULTS.items(), ("nodes", "bytes"), strict=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
-from gpumem._support.arguments import require, require_each
+from gpumem._support.arguments import is_integer, require, require_each
 from gpumem._support.texts import shown
 from gpumem._tensor.layout import dtype_from
 from gpumem.accounting.nodes import values_made
@@ -146,6 +146,9 @@ class Node(_Immutable):
         Graphs in the node, by attribute, such as the branches of an If.
     layer_ann : str
         Its layer, to which settings of `partition` refer; of ONNX nodes the metadata of this name.
+    workspace : int, optional
+        Bytes that it needs besides its inputs and outputs while it runs; None if it declares none.
+        Of ONNX nodes the metadata ``gpumem.workspace``.
 
     Examples
     --------
@@ -158,6 +161,7 @@ class Node(_Immutable):
 
     __slots__ = (
         "_body_graphs", "bodies", "domain", "inputs", "layer_ann", "name", "op_type", "outputs",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -170,6 +174,7 @@ class Node(_Immutable):
         domain: str = "",
         bodies: Mapping[str, ModelGraph] | None = None,
         layer_ann: str = "",
+        workspace: int | None = None,
     ) -> None:
         if not isinstance(op_type, str) or not op_type:
             raise ModelGraphError(
@@ -184,6 +189,12 @@ class Node(_Immutable):
         self.name: Final = name
         self.domain: Final = domain
         self.layer_ann: Final = layer_ann
+        if workspace is not None and not is_integer(workspace, 0, (1 << 63) - 1):
+            raise ModelGraphError(
+                f"invalid workspace {workspace!r:.80} of a {op_type}: expected bytes from 0 to "
+                "2**63 - 1, or None"
+            )
+        self.workspace: Final = workspace
         self._body_graphs = dict(bodies or {})
         self.bodies: Final = tuple(graph.nodes for graph in self._body_graphs.values())
 
@@ -448,6 +459,7 @@ class GraphBuilder:
         domain: str = "",
         bodies: Mapping[str, ModelGraph] | None = None,
         layer_ann: str = "",
+        workspace: int | None = None,
     ) -> Node:
         """Append a node.
 
@@ -459,7 +471,7 @@ class GraphBuilder:
             Values, or their names; None for an optional one that is left out.
         outputs : sequence of Value, str or None
             Values, or their names. A name that `value` did not describe has an unknown size.
-        name, domain, bodies, layer_ann
+        name, domain, bodies, layer_ann, workspace
             As of `Node`.
 
         Raises
@@ -478,7 +490,14 @@ class GraphBuilder:
                 self._known(value.name, use)
         makes = [self._made(given) for given in outputs]
         node = Node(
-            op_type, reads, makes, name=name, domain=domain, bodies=bodies, layer_ann=layer_ann
+            op_type,
+            reads,
+            makes,
+            name=name,
+            domain=domain,
+            bodies=bodies,
+            layer_ann=layer_ann,
+            workspace=workspace,
         )
         for value in node.makes:
             self._enter(value)

@@ -325,6 +325,11 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
             builder.value(*_value_of(info))
     for node in proto.node:
         if not _is_constant(node):
+            metadata = {one.key: one.value for one in node.metadata_props}
+            workspace = metadata.get("gpumem.workspace")
+            if workspace is not None and not workspace.isdecimal():
+                text = f"node {node.name!r} has the metadata gpumem.workspace = {workspace!r:.80}"
+                raise ModelGraphError(f"{text}: expected its bytes")
             builder.node(
                 node.op_type,
                 [name or None for name in node.input],
@@ -332,7 +337,8 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
                 name=node.name,
                 domain=node.domain,
                 bodies={key: _graph(body, builder) for key, body in bodies_of(node)},
-                layer_ann=next((p.value for p in node.metadata_props if p.key == "layer_ann"), ""),
+                layer_ann=metadata.get("layer_ann", ""),
+                workspace=None if workspace is None else int(workspace),
             )
     return builder.build([info.name for info in proto.output])
 

@@ -88,13 +88,19 @@ class Lifetimes:
     unplanned : list of str
         Values of a size that is only known when the graph runs.
     scratch : dict of Node to Value
-        For nodes that hold graphs, such as an If: the memory of those graphs while the node runs.
+        Memory in which a node works while it runs: that of its graphs, or its workspace.
     uncounted : list of str
         Values of those graphs of a size that is only known when they run.
     """
 
     def __init__(
-        self, copies: CopyPlan, *, alignment: int, in_place: InPlace, weights: bool
+        self,
+        copies: CopyPlan,
+        *,
+        alignment: int,
+        in_place: InPlace,
+        weights: bool,
+        workspaces: bool,
     ) -> None:
         self._copies = copies
         self._placement = copies.placement
@@ -109,9 +115,13 @@ class Lifetimes:
         self.scratch: dict[Node, Value] = {}
         self.uncounted: list[str] = []
         for node in self._placement.graph:
+            workspace = (node.workspace or 0) if workspaces else 0
             if node.body_graphs:
-                self.scratch[node], unknown = _scratch_of(node, alignment, in_place)
+                nbytes, unknown = _bytes_inside(node, alignment, in_place, workspaces)
+                self.scratch[node] = _working(node, "bodies", nbytes + workspace)
                 self.uncounted += unknown
+            elif workspace:
+                self.scratch[node] = _working(node, "workspace", workspace)
         for tenant, (first, last) in self._spans().items():
             self._assign_storage(tenant, first, last)
 
@@ -239,8 +249,15 @@ def may_overwrite(node: Node, value: Value) -> bool:
 # ---- memory inside a node that holds graphs ------------------------------------------------------
 
 
-def _scratch_of(node: Node, alignment: int, in_place: InPlace) -> tuple[Value, list[str]]:
-    """Return a value for the memory inside a node, and the names of values of unknown size.
+def _working(node: Node, kind: str, nbytes: int) -> Value:
+    name = node.makes[0].name if node.makes else node.name
+    return Value(f"{name}/{kind}", "uint8", (nbytes,))
+
+
+def _bytes_inside(
+    node: Node, alignment: int, in_place: InPlace, workspaces: bool
+) -> tuple[int, list[str]]:
+    """Return the bytes that a node's graphs need, and the names of values of unknown size.
 
     If and Loop make their outputs last, in memory that is counted as theirs.
     """
@@ -248,7 +265,9 @@ def _scratch_of(node: Node, alignment: int, in_place: InPlace) -> tuple[Value, l
     outputs = _bytes_of(node.makes, alignment)
     for body in node.body_graphs.values():
         placed = plan_copies(partition(body, [HOST]))
-        inner = Lifetimes(placed, alignment=alignment, in_place=in_place, weights=False)
+        inner = Lifetimes(
+            placed, alignment=alignment, in_place=in_place, weights=False, workspaces=workspaces
+        )
         outside = {*body.captures, *_slices(node, body)}
         known = {value.name for value in outside}
         names = [*(name for name in inner.unplanned if name not in known), *inner.uncounted]
@@ -272,8 +291,7 @@ def _scratch_of(node: Node, alignment: int, in_place: InPlace) -> tuple[Value, l
     nbytes = max(needs) if node.op_type in RUN_ONE_BODY else sum(needs)
     if node.op_type in ("If", "Loop"):
         nbytes = max(0, nbytes - outputs)
-    name = node.makes[0].name if node.makes else node.name
-    return Value(f"{name}/bodies", "uint8", (nbytes,)), unknown
+    return nbytes, unknown
 
 
 def _bytes_of(values: Iterable[Value], alignment: int) -> int:

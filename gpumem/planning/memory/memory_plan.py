@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumem._support.arguments import power_of_two, require
+from gpumem._support.arguments import power_of_two, require, require_settings
 from gpumem._support.sizes import format_size
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError
 from gpumem.planning.assignment.copies import CopyPlan, plan_copies
+from gpumem.planning.assignment.layers import is_on
 from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Node, Value
 from gpumem.planning.graph.graph import naming_the_largest
@@ -20,6 +21,7 @@ from gpumem.planning.memory.running import PlannedTensors, run_plan
 from gpumem.planning.memory.verification import verify_plan
 
 MAX_ALIGNMENT = 1 << 30  # bytes
+PREALLOCATION = "session.enable_static_workspace_preallocation"
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class MemoryPlan:
         ----------
         kernel : callable
             Called for each node in the planned order with the node, its inputs, and the Tensors
-            for its outputs; None where an optional one is left out. Not called for nodes that
+            for its outputs; None where an optional one is left out. Of a node that declares a
+            workspace and holds no graphs, a Tensor of its bytes follows. Not called for nodes that
             return a view. The result of an elementwise operator of ONNX may lie over its first
             input, and that of Add, Sub, Mul and Div over either: the kernel reads the elements at
             an index of both before it writes the result there. Sum, Max, Min and Mean may be
@@ -288,6 +291,7 @@ def plan_memory(
     alignment: int = 256,
     in_place: InPlace = True,
     weights: bool = False,
+    settings: Mapping[str, str] | None = None,
 ) -> MemoryPlan:
     """Assign an offset to every value of a run.
 
@@ -307,6 +311,10 @@ def plan_memory(
         ``"onnxruntime"``: those that do so in ONNX Runtime, which also keeps inputs for the run.
     weights : bool
         Whether weights have places, too, for the whole run.
+    settings : Mapping, optional
+        ``session.enable_static_workspace_preallocation``, as proposed for ONNX Runtime, and not in
+        its release 1.32: ``"1"``, which is the default here, gives each declared `Node.workspace` a
+        place while its node runs; with ``"0"`` the plan has none, and kernels allocate theirs.
 
     Returns
     -------
@@ -317,7 +325,7 @@ def plan_memory(
     TypeError
         `placement` is neither.
     ConfigError
-        An invalid strategy, alignment or `in_place`.
+        An invalid strategy, alignment or `in_place`, or another key or value in `settings`.
     ModelSizeError
         The values have more than 2**62 - 1 bytes together.
 
@@ -344,7 +352,16 @@ def plan_memory(
     if not isinstance(in_place, bool | frozenset) and in_place != "onnxruntime":
         accepted = 'a bool, a frozenset of operators, or "onnxruntime"'
         raise ConfigError(f"invalid in_place = {in_place!r:.80}: expected {accepted}")
+    settings = settings or {}
+    require_settings(settings, [PREALLOCATION], "a memory plan")
+    workspaces = is_on(settings, PREALLOCATION, default="1")
     copies = placement if isinstance(placement, CopyPlan) else plan_copies(placement)
     with naming_the_largest(copies.placement.graph):
-        lifetimes = Lifetimes(copies, alignment=alignment, in_place=in_place, weights=weights)
+        lifetimes = Lifetimes(
+            copies,
+            alignment=alignment,
+            in_place=in_place,
+            weights=weights,
+            workspaces=workspaces,
+        )
         return MemoryPlan(copies, lifetimes, strategy, alignment)

@@ -149,7 +149,10 @@ class _Run:
             return
         memory_for = self._plan.copies.memory_for
         reads = [v and self.find(v, memory_for(v, device)) for v in node.inputs]
-        kernel(node, reads, [v and self.tensors[v] for v in node.outputs])
+        writes: list[Any] = [v and self.tensors[v] for v in node.outputs]
+        if node in self._plan.scratch and not node.body_graphs:
+            writes.append(self.tensors.tensor(self._plan.scratch[node], MemoryInfo(device)))
+        kernel(node, reads, writes)
 
     def find(self, value: Value, memory: MemoryInfo) -> Any:
         """Return the tensor of a value; the given array of a weight without a place."""
