@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from helpers.child import PYTHON_CHECKS, python
-from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import Budget
@@ -39,36 +38,6 @@ for line in sys.stdin:
     except gpumem.errors.GpumemError as error:
         answer = error
     print(repr(answer), flush=True)
-"""
-# Reserves and releases at random, in forks too, until it is killed.
-TENANT = """
-import os, random, sys
-import gpumem
-
-def reserve_some(times):
-    for _ in range(times):
-        try:
-            room = budget.reserve(rng.randrange(1, 40 << 20))
-        except gpumem.errors.BudgetExceededError:
-            continue
-        room.commit()
-        kept.append(room)
-        while len(kept) > 5 or (kept and rng.random() < 0.4):
-            kept.pop(rng.randrange(len(kept))).release()
-
-name, seed = sys.argv[1:]
-rng = random.Random(int(seed))
-kept = []
-budget = gpumem.Budget(None, node=name, deadline=0.05, priority=int(seed) % 3,
-                       on_pressure=lambda budget, nbytes: None)
-print("ready", flush=True)
-while True:
-    reserve_some(30)
-    if os.fork() == 0:
-        kept.clear()
-        reserve_some(10)
-        os._exit(0)
-    os.wait()
 """
 
 
@@ -355,46 +324,6 @@ def test_invalid_argument_is_refused(node, arguments, error, text):
     with pytest.raises(error, match=text):
         Budget("64MiB", **{"node": node, **arguments})
     assert node not in node_files()
-
-
-def test_killed_stopped_and_forking_processes_never_exceed_a_limit(node, rng):
-    budget = Budget("256MiB", node=node)
-    part = Budget("100MiB", node=f"{node}/a")
-    view = NodeView(node)
-    running = [tenant(node, rng) for _ in range(8)]
-    try:
-        for _ in range(30):
-            i = rng.randrange(8)
-            if rng.random() < 0.5:
-                running[i].send_signal(signal.SIGSTOP)
-            else:
-                end(running[i])
-                running[i] = tenant(node, rng)
-            for _ in range(200):
-                levels, _ = view.read()
-                assert all(level.limit is None or level.used <= level.limit for level in levels)
-            running[rng.randrange(8)].send_signal(signal.SIGCONT)
-    finally:
-        for process in running:
-            end(process)
-    # A forked process may still run to its end.
-    wait_until(lambda: [each.process for each in view.read()[1] if each.alive] == [os.getpid()] * 2)
-    budget.reserve("256MiB").commit()
-    assert budget.used == held(node)[node] == 256 * MIB
-    assert part.used == 0
-
-
-def tenant(node, rng):
-    name = f"{node}/{rng.choice('ab')}"
-    command = [sys.executable, *FORKS, "-c", TENANT, name, str(rng.randrange(1 << 20))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"ready\n"
-    return process
-
-
-def end(process):
-    process.kill()
-    process.communicate()
 
 
 def test_dropped_budgets_and_their_arenas_leave_the_node_usable(node):

@@ -13,6 +13,7 @@ import gpumem
 from gpumem._testing import host_device
 from gpumem.device import set_host_device_count
 
+from .nodes import run_nodes
 from .pairs import PAIRS, run_pairs
 from .scenario import MIB, Outcome, Scenario, run
 from .sealed import run_sealed
@@ -45,6 +46,14 @@ def main() -> int:
         help="instead: pairs of calls, all or such as sleep/fill",
     )
     parser.add_argument(
+        "--nodes",
+        nargs="?",
+        type=int,
+        const=16,
+        metavar="PROCESSES",
+        help="instead: so many under one node's limits, which are killed, stopped and forked",
+    )
+    parser.add_argument(
         "--sealed", action="store_true", help="instead: makers of sealed sets that are killed"
     )
     parser.add_argument(
@@ -59,6 +68,8 @@ def main() -> int:
         host_device.find_misuse(True)
     seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, gpumem {gpumem.__version__}", flush=True)
+    if chosen.nodes:
+        return run_nodes(seed, chosen.seconds, chosen.nodes)
     if chosen.sealed:
         return run_sealed(chosen.device[0], seed, chosen.rounds or 200)
     if chosen.pairs is not None:

@@ -39,3 +39,9 @@ def test_killed_makers_of_sealed_sets_leave_nothing(rng):
     done = run_stress(rng, "--sealed", "--rounds", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("left: none\n")
+
+
+def test_killed_stopped_and_forking_processes_of_a_node_exceed_no_limit_and_lose_no_byte(rng):
+    done = run_stress(rng, "--nodes", "8", "--seconds", "6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("0 sums above a limit, 0 bytes lost\n")
