@@ -22,9 +22,12 @@ from math import prod
 from typing import Any
 
 from gpumem._arena.arena import Arena
+from gpumem._budget import Budget
+from gpumem._buffer.buffer import Buffer
 from gpumem._resource.handle import Handle
 from gpumem._support.arguments import refuse, require, require_each
 from gpumem._support.closing import Closable
+from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted, shown
 from gpumem._tensor import Tensor, asarray, empty
 from gpumem._tensor import copy as copy_elements
@@ -76,6 +79,7 @@ class SealedSet(Closable, Mapping[str, Tensor]):
         self.name = name
         self._tensors = tensors
         self._held = held  # the connection by which the keeper knows that this process uses it
+        self._blocks: list[Buffer] = []  # of the maker, which its budget is charged for
         _open_sets.add(self)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -117,7 +121,9 @@ class SealedSet(Closable, Mapping[str, Tensor]):
         """End the use of the set. Idempotent."""
         self._closed = True
         self._tensors = {}
+        self._blocks = []
         self._release_held()
+        release_retired()  # otherwise memory of a dropped set stays until this process allocates
 
     def _release_held(self) -> None:
         for each in self._held:
@@ -134,6 +140,7 @@ def seal(
     *,
     memory: MemoryInfo | Device | str | None = None,
     digest: bool = False,
+    budget: Budget | None = None,
     timeout: float = TIMEOUT,
 ) -> SealedSet:
     """Keep tensors under a name, in memory that outlives this process.
@@ -149,6 +156,9 @@ def seal(
         Where the set lies. None: each tensor on the device that it is on, host memory else.
     digest : bool
         Note a digest of each tensor's bytes, for `open` with ``verify=True``.
+    budget : Budget, optional
+        Charged while this process makes the set and has the returned one open. No process that
+        opens the set is charged.
     timeout : float
         Seconds to wait for an answer of the keeper, which is started if none runs.
 
@@ -196,7 +206,7 @@ def seal(
             # PyTorch exports no tensor that requires a gradient.
             array = arrays[key] = asarray(each.detach() if hasattr(each, "detach") else each)
             forms[key] = (array.shape, array.dtype, where or _home(array))
-    making = UnsealedSet(name, forms, digest, seconds)
+    making = UnsealedSet(name, forms, digest, budget, seconds)
     for key, array in arrays.items():
         copy_elements(making[key], array)
     return making if len(arrays) < len(forms) else making.publish()
@@ -336,7 +346,12 @@ class UnsealedSet(SealedSet):
     """A set that is being made: a block in each memory, and the tensors in them."""
 
     def __init__(
-        self, name: str, forms: dict[str, tuple[Any, Any, MemoryInfo]], digest: bool, seconds: float
+        self,
+        name: str,
+        forms: dict[str, tuple[Any, Any, MemoryInfo]],
+        digest: bool,
+        budget: Budget | None,
+        seconds: float,
     ) -> None:
         super().__init__(name, {})
         self.digest = digest
@@ -353,12 +368,12 @@ class UnsealedSet(SealedSet):
             start = sizes.setdefault(home, 0)
             self.places[key] = list(sizes).index(home), start
             sizes[home] += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        self.blocks = [
-            Arena(home, name=f"sealed set {name}").allocate(nbytes, shareable=True)
+        self._blocks = [
+            Arena(home, name=f"sealed set {name}", budget=budget).allocate(nbytes, shareable=True)
             for home, nbytes in sizes.items()
         ]
         self._tensors = {
-            key: self.blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
+            key: self._blocks[part].tensor(forms[key][0], dtypes[key], offset=offset)
             for key, (part, offset) in self.places.items()
         }
 
@@ -368,10 +383,10 @@ class UnsealedSet(SealedSet):
 
     def publish(self) -> SealedSet:
         """Pass the set to the keeper, and map it as any other process does."""
-        for each in self.blocks:
+        for each in self._blocks:
             each.memory.device.synchronize()  # also work of other libraries
         parts, handles = [], []
-        for each in self.blocks:
+        for each in self._blocks:
             # A program that writes to host memory through a pointer is stopped by the kernel. On a
             # GPU such a fault would end all work of the process, so there the mapping is writable.
             handle = export(each, read_only=each.memory.kind is MemoryKind.HOST)
@@ -395,9 +410,10 @@ class UnsealedSet(SealedSet):
         request = {"call": "put", "name": self.name}
         _, _, connection = _ask(request, self.seconds, handles, start=True)
         # The memory lives by the descriptors from here on.
-        self.blocks = []
+        made = _mapped(self.name, handles, connection, set(), False)
+        made._blocks = self._blocks
         self.close()
-        return _mapped(self.name, handles, connection, set(), False)
+        return made
 
 
 def _dtype_of(dtype: Any) -> Any:

@@ -15,9 +15,11 @@ from helpers import child
 from helpers.child import program, python
 from helpers.waiting import wait_until
 
+import gpumem
 from gpumem import errors, interop
 from gpumem.interop import keeper
 
+MIB = 1 << 20
 MAKER = """
 import sys
 import numpy
@@ -128,6 +130,41 @@ def test_error_in_the_block_keeps_nothing(folder):
     with pytest.raises(RuntimeError), interop.seal("set", {"a": (3, "int8")}):
         raise RuntimeError
     assert interop.sealed_sets() == []
+
+
+def test_budget_is_charged_once_while_the_maker_has_the_set_open(folder):
+    budget = gpumem.Budget(MIB, name="sets")
+    arrays = {"a": np.zeros(600 << 10, "uint8")}
+    with interop.seal("set", arrays, budget=budget):
+        charged = budget.used
+        assert 600 << 10 <= charged <= MIB
+        with pytest.raises(errors.BudgetExceededError):
+            interop.seal("other", arrays, budget=budget)
+        with interop.open("set"):
+            assert budget.used == charged
+    assert budget.used == 0
+    assert [each["name"] for each in interop.sealed_sets()] == ["set"]
+    with pytest.raises(TypeError):
+        interop.seal("other", arrays, budget=MIB)
+
+
+def test_closed_sets_that_were_dropped_leave_no_memory_in_a_living_process(folder):
+    child.run_quietly("""
+    from pathlib import Path
+    import numpy
+    from gpumem import interop
+
+    def mappings():
+        return Path("/proc/self/maps").read_text().count("/memfd:gpumem")
+
+    made = interop.seal("set", {"a": numpy.arange(3.0)})
+    other = interop.open("set")
+    assert mappings() == 3
+    interop.drop("set", force=True)
+    made.close()
+    other.close()
+    assert mappings() == 0
+    """)
 
 
 def test_copies_are_written_without_a_change_of_the_set(folder):

@@ -21,7 +21,7 @@ from gpumem.interop import keeper
 
 COUNT = 1 << 19  # elements of a tensor
 MAX_SECONDS = 0.06  # from the maker's first set to its death
-WORKERS = 4  # makers at once
+WORKERS = min(12, os.cpu_count() or 1)  # makers at once
 SETTLE_SECONDS = 60.0
 MAKER = """
 import itertools, sys
