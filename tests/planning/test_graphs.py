@@ -359,6 +359,22 @@ def test_model_of_2_5_gib_in_memory_is_read_in_a_tenth_of_its_size():
     assert int(done.stdout) <= 0.1 * (2560 << 20)
 
 
+@pytest.mark.parametrize(("length", "propagates"), [(4, True), (1 << 31, False)])
+def test_elements_of_long_vectors_are_not_propagated(monkeypatch, length, propagates):
+    calls = []
+    infer = onnx.shape_inference.infer_shapes
+
+    def recorded(proto, **options):
+        calls.append(options["data_prop"])
+        return infer(proto, **options | {"data_prop": False})
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", recorded)
+    nodes = [helper.make_node("Squeeze", ["x"], ["v"]), helper.make_node("Add", ["v", "v"], ["y"])]
+    graph = ModelGraph.from_onnx(model(nodes, [info("x", [1, length])], [info("y", None)]))
+    assert graph.values["y"].shape == (length,)
+    assert any(calls) == propagates
+
+
 def test_nodes_are_in_the_order_in_which_onnx_runtime_runs_them():
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),

@@ -242,11 +242,11 @@ class _Partition:
         if len(proposal) > 1:
             group, self.groups = self.groups, self.groups + 1
         for node in proposal:
-            cost, reserved = accountant.cost(node), accountant.workspace(node)
-            if (node.workspace or 0) > reserved:
+            cost = accountant.cost(node)
+            if node.workspace and node.workspace > (reserved := accountant.workspace(node)):
                 self.overruns.append(
-                    f"{node!r} declares a workspace of {exact_size(node.workspace or 0)} after "
-                    f"the layout change of {target.device}: {exact_size(reserved)} are reserved"
+                    f"{node!r} declares a workspace of {exact_size(node.workspace)} after the "
+                    f"layout change of {target.device}: {exact_size(reserved)} are reserved"
                 )
             self.taken[key_of(node)] = _Taken(target.device, cost, group)
 

@@ -150,6 +150,15 @@ class Node(_Immutable):
         Bytes that it needs besides its inputs and outputs while it runs; None if it declares none.
         Of ONNX nodes the metadata ``gpumem.workspace``.
 
+    Attributes
+    ----------
+    reads : tuple of Value
+        Its inputs, and the outer values that its bodies read; each once.
+    makes : tuple of Value
+        Its outputs, without those left out.
+    bodies : tuple of tuple of Node
+        The nodes of each graph in the node.
+
     Examples
     --------
     >>> from gpumem.planning import Node, Value
@@ -160,8 +169,8 @@ class Node(_Immutable):
     """
 
     __slots__ = (
-        "_body_graphs", "bodies", "domain", "inputs", "layer_ann", "name", "op_type", "outputs",
-        "workspace",
+        "_body_graphs", "bodies", "domain", "inputs", "layer_ann", "makes", "name", "op_type",
+        "outputs", "reads", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -197,22 +206,14 @@ class Node(_Immutable):
         self.workspace: Final = workspace
         self._body_graphs = dict(bodies or {})
         self.bodies: Final = tuple(graph.nodes for graph in self._body_graphs.values())
+        outer = (value for graph in self._body_graphs.values() for value in graph.captures)
+        self.reads: Final = tuple(dict.fromkeys([*filter(None, self.inputs), *outer]))
+        self.makes: Final = tuple(filter(None, self.outputs))
 
     @property
     def body_graphs(self) -> Mapping[str, ModelGraph]:
         """Graphs in the node, by attribute."""
         return dict(self._body_graphs)
-
-    @property
-    def reads(self) -> tuple[Value, ...]:
-        """Its inputs, and the outer values that its bodies read; each once."""
-        outer = (value for graph in self._body_graphs.values() for value in graph.captures)
-        return tuple(dict.fromkeys([*filter(None, self.inputs), *outer]))
-
-    @property
-    def makes(self) -> tuple[Value, ...]:
-        """Its outputs, without those left out."""
-        return tuple(value for value in self.outputs if value is not None)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ Described: TypeAlias = tuple[str, Any, Any]
 
 _MAX_BRACKETS = 200  # open at once in a text; protobuf reads 100 nested messages
 _MAX_ELEMENTS = 1024  # of a tensor that inference may read, such as a shape
+_MAX_PROPAGATED = 1 << 24  # elements: some 100 MiB and seconds
 # Messages that hold tensors.
 _HOLDERS = ("ModelProto", "GraphProto", "FunctionProto", "NodeProto", "AttributeProto")
 
@@ -43,11 +45,13 @@ def read_model(
     _bind(proto.graph, dims)
     proto = _inlined(proto)
     _tidy(proto.graph)
-    _correct(proto)
+    data_prop = _vectors_of(proto) <= _MAX_PROPAGATED
+    infer = functools.partial(_inferred, data_prop=data_prop)
+    _correct(proto, infer)
     nodes = (node for graph in _graphs_of(proto.graph) for node in graph.node)
     has_loops = any(node.op_type == "Loop" for node in nodes)
-    inferred = completed(proto, _inferred) if has_loops else _inferred(proto)
-    return _graph(inferred, None), _trouble(proto)
+    inferred = completed(proto, infer) if has_loops else infer(proto)
+    return _graph(inferred, None), _trouble(proto, data_prop)
 
 
 def _load(model: Any, settings: Mapping[str, object]) -> Any:
@@ -192,7 +196,7 @@ def _order_of_runtime(needs: Mapping[int, Sequence[int]]) -> list[int]:
     return order
 
 
-def _correct(proto: Any) -> None:
+def _correct(proto: Any, infer: Callable[[Any], Any]) -> None:
     """Replace shapes of nodes' outputs that contradict the operators, as ONNX Runtime does."""
     bare = type(proto)()
     bare.CopyFrom(proto)
@@ -200,7 +204,7 @@ def _correct(proto: Any) -> None:
         for info in (*graph.output, *graph.value_info):
             if info.type.HasField("tensor_type"):
                 info.type.tensor_type.ClearField("shape")
-    pairs = zip(_graphs_of(proto.graph), _graphs_of(_inferred(bare)), strict=True)
+    pairs = zip(_graphs_of(proto.graph), _graphs_of(infer(bare)), strict=True)
     for graph, inferred in pairs:
         found = {info.name: info for info in (*inferred.output, *inferred.value_info)}
         for info in (*graph.output, *graph.value_info):
@@ -226,12 +230,20 @@ def _contradict(declared: list[Any] | None, found: list[Any] | None) -> bool:
     )
 
 
-def _inferred(proto: Any) -> Any:
+def _vectors_of(proto: Any) -> int:
+    """Return the elements of all vectors, of which onnx would propagate each by itself."""
+    graphs = _graphs_of(_inferred(proto, data_prop=False))
+    infos = (info for each in graphs for info in (*each.input, *each.output, *each.value_info))
+    vectors = (dims[0] for info in infos if len(dims := _dims_of(info)) == 1)
+    return sum(dim.dim_value for dim in vectors)
+
+
+def _inferred(proto: Any, *, data_prop: bool) -> Any:
     """Return the graph with the shapes that can be inferred."""
     import onnx
 
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+        return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop).graph
     except Exception as error:
         raise ModelGraphError(f"the model is malformed: {error}") from error
 
@@ -239,14 +251,16 @@ def _inferred(proto: Any) -> Any:
 # ---- checks of a strict reader -------------------------------------------------------------------
 
 
-def _trouble(proto: Any) -> str:
+def _trouble(proto: Any, data_prop: bool) -> str:
     """Return the first error in nodes, shapes or types; empty without one."""
     import onnx
 
     versions = {one.domain: one.version for one in proto.opset_import}
     try:
         _check_nodes(proto.graph, versions | {"": versions.get("", versions.get("ai.onnx", 1))})
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        onnx.shape_inference.infer_shapes(
+            proto, check_type=True, strict_mode=True, data_prop=data_prop
+        )
     except Exception as error:
         return f"the model is malformed: {error}"
     return ""
@@ -302,7 +316,7 @@ def _bind(graph: Any, dims: Mapping[str, int]) -> None:
                 dim.dim_value = dims[dim.dim_param]
 
 
-def _dims_of(info: Any) -> Iterable[Any]:
+def _dims_of(info: Any) -> Sequence[Any]:
     return info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ()
 
 
