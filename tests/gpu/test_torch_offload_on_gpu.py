@@ -35,7 +35,7 @@ def running(request):
 
     def outcome(allocator, name):
         if allocator not in said:
-            out, problems = processes[allocator].communicate(timeout=170)
+            out, problems = processes[allocator].communicate(timeout=600)
             lines = out.splitlines()
             said[allocator] = json.loads(lines[-1]) if lines else {}
             said[allocator][""] = f"exit {processes[allocator].returncode}\n{problems[-3000:]}"

@@ -1,7 +1,9 @@
 """The plan of saved storages that move, without PyTorch."""
 
+import itertools
 import random
 
+from gpumem.integrations.torch._offload.host import HostMemory
 from gpumem.integrations.torch._offload.plan import AHEAD, Item, Planner, choose
 
 
@@ -111,14 +113,14 @@ def backward_begun(limit, sizes):
 
 def test_storage_comes_back_where_the_points_up_to_its_use_have_room():
     planner = backward_begun(100 + 64 * 20, [20] * 40)
-    room = planner.usable() - planner.step.slack - 4 * 20
+    room = planner.limit - planner.margin
     assert planner.has_room(10, room - 20)
     assert not planner.has_room(10, room - 19)
     here = len(planner.step.lives)
-    planner.plan.lives[here + 2] = planner.plan.lives[here - 1] + 7
+    planner.plan.tops[here + 2] = planner.plan.lives[here - 1] + 7
     assert not planner.has_room(10, room - 20)
     assert planner.has_room(10, room - 27)
-    assert planner.has_room(39 - 1, room - 20)  # is needed before
+    assert planner.has_room(38, room - 20)  # is needed before
 
 
 def test_storages_come_back_in_the_order_of_the_recorded_backward():
@@ -127,3 +129,84 @@ def test_storages_come_back_in_the_order_of_the_recorded_backward():
     for i, end in ends.items():
         planner.plan.items[i].end = end
     assert planner.order() == [1, 0, 3, 2]
+
+
+def test_time_between_points_counts_with_the_most_that_it_can_need():
+    planner = Planner(1 << 20)
+    for live, peak in ((100, 100), (110, 150), (120, 150), (145, 150), (10, 10)):
+        planner.save("m", 10, live, peak)
+    planner.need(planner.step, 4, 10, 10, frees=True)
+    planner.end_step()
+    step = planner._steps["m"]
+    assert step.slack == 40
+    assert step.tops == [100, 150, 150, 150, 225, 10]
+    # The counter of peaks began anew before the fifth: twice the slack that was seen. Else the peak
+    # itself is the bound.
+
+
+def test_pieces_of_the_host_take_what_is_free_and_no_more_is_held():
+    made = []
+
+    def make(nbytes):
+        made.append(nbytes)
+        return bytearray(nbytes)
+
+    host = HostMemory(make)
+    slab = 32 << 20
+    blocks = [host.allocate(slab // 4) for _ in range(4)]
+    assert made == [slab]
+    host.free(blocks[0])
+    host.free(blocks[2])
+    pieces = host.allocate(slab // 2 - 100)
+    assert made == [slab]
+    assert [(low, high, len(view)) for low, high, view in host.views(pieces, 7, slab // 2)] == [
+        (7, slab // 4, slab // 4 - 7),
+        (slab // 4, slab // 2, slab // 4),
+    ]
+    for each in (blocks[1], blocks[3], pieces):
+        host.free(each)
+    host.begin_step()
+    assert host.used == 0
+    assert host._free == [(1, 0, slab)]
+
+
+def test_pieces_lie_beside_each_other_without_overlap():
+    draw, host, blocks = random.Random(5), HostMemory(bytearray), []
+    for _ in range(500):
+        if blocks and draw.random() < 0.5:
+            host.free(blocks.pop(draw.randrange(len(blocks))))
+        else:
+            blocks.append(host.allocate(draw.randrange(1, 60 << 20)))
+        host._collect()
+        pieces = sorted([*host._free, *(piece for each in blocks for piece in each)])
+        assert sum(last - first for _, first, last in pieces) == host.held
+        for a, b in itertools.pairwise(pieces):
+            assert a[0] != b[0] or a[2] == b[1]
+        assert all(a[:1] + a[2:] != b[:2] for a, b in itertools.pairwise(host._free))
+
+
+def test_slabs_that_the_last_steps_have_not_needed_are_released():
+    host = HostMemory(bytearray)
+    large = [host.allocate(64 << 20) for _ in range(4)]
+    for each in large:
+        host.free(each)
+    for _ in range(8):
+        assert host.held == 256 << 20
+        host.begin_step()
+        host.free(host.allocate(64 << 20))
+    host.begin_step()
+    assert host.held == 64 << 20
+
+
+def test_host_memory_that_is_refused_is_asked_for_in_its_own_size_first():
+    asked = []
+
+    def make(nbytes):
+        asked.append(nbytes)
+        return bytearray(nbytes) if nbytes < 2 << 20 else None
+
+    host = HostMemory(make)
+    assert host.allocate(3 << 20) is None
+    assert host.allocate(1 << 20) is not None
+    assert asked == [32 << 20, 3 << 20, 32 << 20, 1 << 20]
+    assert host.held == host.used == 1 << 20

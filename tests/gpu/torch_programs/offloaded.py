@@ -249,11 +249,11 @@ def refused_host_memory():
     expected = case(nullcontext())
     context = moving_everything("1MiB")
     refused = context.report().refused
-    context.mover.host = lambda nbytes: None
+    context.mover.host.allocate = lambda nbytes: None
     try:
         assert all(map(equal, expected, case(context)))
     finally:
-        del context.mover.host
+        del context.mover.host.allocate
     assert context.report().refused > refused
 
 

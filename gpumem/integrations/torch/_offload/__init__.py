@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from gpumem._support.sizes import format_size
 from gpumem.integrations.torch._offload.checkpoints import saved_keywords
+from gpumem.integrations.torch._offload.host import Piece
 from gpumem.integrations.torch._offload.plan import AHEAD, LOOK_AHEAD, Planner, TrainingStep
 
 
@@ -85,7 +86,7 @@ class _Record:
         self.module = module
         self.step: TrainingStep = owner.planner.step
         self.number = len(self.step.items) - 1  # the planner has just noted it
-        self.host: Any = None
+        self.host: list[Piece] | None = None
         self.first = self.last = 0  # bytes that the host has
         self.pending = 0  # saved tensors that no backward pass has needed
         self.is_out = False
@@ -98,6 +99,8 @@ class _Record:
         self.set_out(False)
         if not self.is_awaited and self.copy is not None:
             self.owner.mover.drop(*self.copy)
+        if self.host is not None:
+            self.owner.mover.host.free(self.host)
 
     def set_out(self, is_out: bool) -> None:
         with self.owner.lock:
@@ -278,14 +281,16 @@ class Offload:
         planner, nbytes = self.planner, storage.nbytes()
         live, peak = self.mover.live()
         moves = planner.save(module, nbytes, live, peak)
-        self.mover.wait_for_room(planner.usable() - live)
+        self.mover.wait_for_room(planner.room(live) + planner.margin)
         record = _Record(self, ref, nbytes, version, module)
         if record.number == 0:
+            self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
             self._fixed = {each for each in self._fixed if not each.expired()}
         self._order = []
         if moves:
-            record.host = self.mover.host(nbytes)
+            self.mover.require_no_capture()
+            record.host = self.mover.host.allocate(nbytes)
             if record.host is None:
                 self._moves(record).refused += nbytes
             else:
@@ -331,7 +336,7 @@ class Offload:
             self.planner.need(
                 record.step, record.number, live, peak, frees=frees or record.host is None
             )
-            live += self.mover.wait_for_room(self.planner.usable() - live)
+            live += self.mover.wait_for_room(self.planner.room(live) + self.planner.margin)
             storage = original
             if saved.tensor is None and original is None:
                 storage = self._wait(record)
@@ -365,7 +370,10 @@ class Offload:
         return storage
 
     def _bring(self, record: _Record) -> None:
-        record.flat, end, stream = self.mover.bring(record.host, record.first, record.last)
+        assert record.host is not None
+        record.flat, end, stream = self.mover.bring(
+            record.host, record.nbytes, record.first, record.last
+        )
         record.back = self._reference(record.flat.untyped_storage())
         record.copy, record.is_awaited = (end, stream), False
         record.set_out(False)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumem.errors import IntegrationError
+from gpumem.integrations.torch._offload.host import HostMemory, Piece
 
 
 class Mover:
@@ -19,6 +20,7 @@ class Mover:
         self._torch = torch
         self.device = torch.device("cuda", device)
         self._stream = torch.cuda.Stream(device)
+        self.host = HostMemory(self._pinned)
         self._leaving: deque[tuple[Any, int]] = deque()  # the ends of copies to the host, bytes
 
     def live(self) -> tuple[int, int]:
@@ -35,21 +37,12 @@ class Mover:
                 "move them again; capture outside offload()"
             )
 
-    def host(self, nbytes: int) -> Any:
-        """Return pinned memory, or None if it is refused."""
-        torch = self._torch
-        self.require_no_capture()
-        try:
-            found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        except torch.OutOfMemoryError:
-            return None
-        return found if found.is_pinned() else None
-
-    def copy_out(self, host: Any, flat: Any, first: int, last: int) -> None:
+    def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int) -> None:
         """Copy bytes to the host; the GPU's block may be freed at once, and is reused later."""
         self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
         with self._torch.cuda.stream(self._stream):
-            host[first:last].copy_(flat[first:last], non_blocking=True)
+            for begin, end, view in self.host.views(pieces, first, last):
+                view.copy_(flat[begin:end], non_blocking=True)
         flat.record_stream(self._stream)
         self._leaving.append((self._stream.record_event(), last - first))
 
@@ -66,14 +59,17 @@ class Mover:
             held -= nbytes
         return held
 
-    def bring(self, host: Any, first: int, last: int) -> tuple[Any, Any, Any]:
+    def bring(
+        self, pieces: list[Piece], nbytes: int, first: int, last: int
+    ) -> tuple[Any, Any, Any]:
         """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""
         torch = self._torch
         current = torch.cuda.current_stream(self.device)
-        flat = torch.empty(len(host), dtype=torch.uint8, device=self.device)
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            flat[first:last].copy_(host[first:last], non_blocking=True)
+            for begin, end, view in self.host.views(pieces, first, last):
+                flat[begin:end].copy_(view, non_blocking=True)
         return flat, self._stream.record_event(), current
 
     def wait(self, flat: Any, event: Any, stream: Any) -> tuple[Any, Any]:
@@ -90,3 +86,11 @@ class Mover:
     def drop(self, event: Any, stream: Any) -> None:
         """Let a block's stream wait for a copy into it that nobody needs any more."""
         stream.wait_event(event)
+
+    def _pinned(self, nbytes: int) -> Any:
+        torch = self._torch
+        try:
+            found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except torch.OutOfMemoryError:
+            return None
+        return found if found.is_pinned() else None

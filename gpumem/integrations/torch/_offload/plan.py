@@ -8,8 +8,10 @@ were moved.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
@@ -47,40 +49,76 @@ class Item:
 
 @dataclass
 class TrainingStep:
-    """The storages of a step in the order in which they were saved, and the bytes at its points."""
+    """The storages of a step in the order in which they were saved, and the bytes at its points.
+
+    Attributes
+    ----------
+    items : list of Item
+        The storages.
+    lives : list of int
+        Bytes at each point.
+    bounds : list of float
+        Bytes above those of both its ends that the time before each point needs at most.
+    highest : int
+        Bytes that were really allocated at the highest point.
+    slack : int
+        The most bytes that were seen to be needed between two points, above those at both.
+    largest : int
+        Bytes of the largest storage.
+    tops : list of float
+        Bytes that the time before each point needs. Known at the step's end.
+    """
 
     items: list[Item] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
-    highest: int = 0  # bytes that were really allocated
-    slack: int = 0  # bytes above those at the points that the step needs for a while
-    largest: int = 0  # bytes of the largest storage
+    bounds: list[float] = field(default_factory=list)
+    highest: int = 0
+    slack: int = 0
+    largest: int = 0
+    tops: list[float] = field(default_factory=list)
+
+    def end(self) -> None:
+        # Slack is only seen where it makes a new peak; elsewhere there may be more of it.
+        self.tops = [
+            max(pair) + min(bound, 2 * self.slack)
+            for pair, bound in zip(pairwise([0, *self.lives]), self.bounds, strict=True)
+        ]
 
 
-def choose(items: Sequence[Item], lives: Sequence[int], limit: float, scale: float = 1) -> set[int]:
-    """Return the numbers of few items without which no point has more bytes than the limit.
+def choose(
+    items: Sequence[Item], tops: Sequence[float], limit: float, scale: float = 1
+) -> set[int]:
+    """Return the numbers of few items without which no time has more bytes than the limit.
 
     Those that live longest are chosen first, because their copies have the most time. `scale` is
     the size of the next step by that of the recorded one.
     """
-    base = lives[0] if lives else 0
-    excess = [base + (each - base) * scale - limit for each in lives]
-    spans = {
-        i: range(each.begin + 1, (len(lives) if each.end is None else each.end) - AHEAD)
-        for i, each in enumerate(items)
-        if each.frees
-    }
+    base = tops[0] if tops else 0
+    above = [base + (each - base) * scale - limit for each in tops]
+    high = [point for point, each in enumerate(above) if each > 0]
+    excess = [above[point] for point in high]
+
+    def shift(i: int, nbytes: float) -> None:
+        span = spans[i]
+        excess[span] = [each + nbytes for each in excess[span]]
+
+    spans = {}
+    lengths = {}
+    for i, each in enumerate(items):
+        begin, end = each.begin + 1, (len(tops) if each.end is None else each.end) - AHEAD
+        span = slice(bisect_left(high, begin), bisect_left(high, end))
+        if each.frees and span.start < span.stop:
+            spans[i], lengths[i] = span, end - begin
     chosen: list[int] = []
-    for i in sorted(spans, key=lambda i: (-len(spans[i]), i)):
-        if any(excess[point] > 0 for point in spans[i]):
+    for i in sorted(spans, key=lambda i: (-lengths[i], i)):
+        if max(excess[spans[i]]) > 0:
             chosen.append(i)
-            for point in spans[i]:
-                excess[point] -= items[i].nbytes * scale
+            shift(i, -items[i].nbytes * scale)
     for i in reversed(chosen):
         nbytes = items[i].nbytes * scale
-        if all(excess[point] + nbytes <= 0 for point in spans[i]):
+        if max(excess[spans[i]]) + nbytes <= 0:
             chosen.remove(i)
-            for point in spans[i]:
-                excess[point] += nbytes
+            shift(i, nbytes)
     return set(chosen)
 
 
@@ -113,7 +151,7 @@ class Planner:
         self._solved: tuple[object, ...] = ()
         self._scale = 1.0
         self._peak: int | None = None
-        self._out = 0  # at the last point
+        self._live = self._out = 0  # at the last point
         self._is_backward = False
 
     def save(self, key: str, nbytes: int, live: int, peak: int) -> bool:
@@ -148,16 +186,23 @@ class Planner:
     def has_room(self, number: int, live: int) -> bool:
         """Whether a storage can be brought back now, where `live` bytes are allocated.
 
-        Those that are needed before it are back then. Twice the known slack is left: the slack of a
-        point is only seen where it makes a new peak.
+        Those that are needed before it are back then.
         """
-        rise = 0.0
-        if self.plan is not None:
-            here = len(self.step.lives) - 1
-            lives = self.plan.lives[here : self.plan.items[number].end]
-            rise = (max(lives) - lives[0]) * self._scale if lives else 0
-        room = self.usable() - max(self.step.slack, _GUESS * self.step.largest)
-        return live + self.step.items[number].nbytes + rise <= room
+        end = len(self.step.lives) if self.plan is None else self.plan.items[number].end
+        return self.step.items[number].nbytes <= self.room(live, end)
+
+    def room(self, live: int, end: int | None = 0) -> float:
+        """Return the bytes that nothing needs up to a point, or up to the next one.
+
+        `live` bytes are allocated.
+        """
+        if self.plan is None:
+            known = max(self.step.slack, _GUESS * self.step.largest) if end else 0
+            return self.usable() - known - live
+        here = len(self.step.lives) - 1
+        tops = self.plan.tops[here + 1 : None if end is None else max(end, here + 1) + 1]
+        rise = max(tops, default=0) - self.plan.lives[here] if tops else 0
+        return (self.limit - self.margin) - live - max(rise, 0) * self._scale
 
     def order(self) -> list[int]:
         """Return the numbers of the items of this step, as its backward pass will need them."""
@@ -173,27 +218,35 @@ class Planner:
         self._is_backward = False
         if self.plan is not None and step.highest > self.limit:
             step.slack += step.highest - self.limit
+        step.end()
         if step.items:
             self._steps[step.items[0].key] = step
 
     def _add_point(self, live: int, peak: int) -> None:
         step = self.step
+        bound = math.inf  # the program has begun a new peak
         if self._peak is not None and peak > self._peak:
             before = step.lives[-1] if step.lives else live + self.out
             # A storage that moves counts as out before the program has released it.
             out = min(self.out, self._out)
-            step.slack = max(step.slack, peak + out - max(before, live + self.out))
+            bound = max(peak + out - max(before, live + self.out), 0)
+            step.slack = max(step.slack, int(bound))
             step.highest = max(step.highest, peak)
-        self._peak, self._out = peak, self.out
+        elif peak == self._peak:
+            bound = peak - max(live, self._live)
+        self._peak, self._live, self._out = peak, live, self.out
         step.lives.append(live + self.out)
+        step.bounds.append(bound if len(step.lives) > 1 else 0)
         step.highest = max(step.highest, live)
 
+    @property
+    def margin(self) -> int:
+        """Bytes of the limit that are left to fragmentation, and to copies under way."""
+        return self.limit // _MARGIN
+
     def usable(self) -> int:
-        """Return the bytes that the points of the step may have."""
-        slack = max(self.step.slack, self.limit // _MARGIN)
-        if self.plan is None:
-            slack = max(slack, _GUESS * self.step.largest)
-        return self.limit - slack
+        """Return the bytes that the points of a step without a plan may have."""
+        return self.limit - max(self.step.slack, self.margin, _GUESS * self.step.largest)
 
     def _follow(self, key: str, nbytes: int, live: int) -> None:
         plan = self.plan = self._steps.get(key)
@@ -201,11 +254,11 @@ class Planner:
             return
         self._scale = nbytes / plan.items[0].nbytes
         self.step.slack = round(plan.slack * self._scale)
-        limit = self.usable() - (live + self.out - plan.lives[0])
-        question = (plan.lives, [each.end for each in plan.items], limit, self._scale)
+        limit = (self.limit - self.margin) - (live + self.out - plan.lives[0])
+        question = (plan.tops, [each.end for each in plan.items], limit, self._scale)
         if question != self._solved:
             self._solved = question
-            self._chosen = choose(plan.items, plan.lives, limit, self._scale)
+            self._chosen = choose(plan.items, plan.tops, limit, self._scale)
 
     def _is_like(self, number: int, key: str, nbytes: int) -> bool:
         if self.plan is None or number >= len(self.plan.items):
