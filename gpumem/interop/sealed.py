@@ -380,6 +380,7 @@ class UnsealedSet(SealedSet):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.publish().close()
+        self.close()
 
     def publish(self) -> SealedSet:
         """Pass the set to the keeper, and map it as any other process does."""

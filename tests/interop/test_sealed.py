@@ -127,9 +127,11 @@ def test_empty_set_is_filled_in_its_block_and_kept_after_it(folder):
 
 
 def test_error_in_the_block_keeps_nothing(folder):
-    with pytest.raises(RuntimeError), interop.seal("set", {"a": (3, "int8")}):
+    budget = gpumem.Budget(MIB)
+    with pytest.raises(RuntimeError), interop.seal("set", {"a": (3, "int8")}, budget=budget):
         raise RuntimeError
     assert interop.sealed_sets() == []
+    assert budget.used == 0
 
 
 def test_budget_is_charged_once_while_the_maker_has_the_set_open(folder):
