@@ -290,6 +290,23 @@ def write_c(module: Extension, made: Path) -> None:
     if compile(module.sources[0], options, full_module_name=module.name).num_errors:
         made.unlink(missing_ok=True)
         raise CompileError(f"Cython refuses {module.sources[0]}")
+    if not DEBUG:
+        made.write_text(with_one_frame(made.read_text()))
+
+
+def with_one_frame(text: str) -> str:
+    """Return a module's C, changed so that only the frame that raised is added to a traceback.
+
+    A user's traceback then has one line below the user's own. Cython's code needs that one.
+    """
+    begin = "    if (c_line) {\n        c_line = __Pyx_CLineForTraceback(tstate, c_line);\n"
+    leave = """\
+    __Pyx_ErrFetchInState(tstate, &ptype, &pvalue, &ptraceback);
+    c_line = ptraceback == NULL ? c_line : -1;
+    __Pyx_ErrRestoreInState(tstate, ptype, pvalue, ptraceback);
+    if (c_line == -1) return;
+"""
+    return text.replace(begin, leave + begin)
 
 
 def source_bytes(module: Extension) -> int:

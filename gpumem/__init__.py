@@ -31,6 +31,7 @@ from gpumem._defaults import get_default_resource, set_default_resource, using_r
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.signatures import published
 from gpumem._support.version import VERSION
 from gpumem._tensor import (
     Tensor,
@@ -147,6 +148,8 @@ def get_include() -> str:
     return str(Path(__file__).parent / "include")
 
 
+published(globals())
+
 if TYPE_CHECKING:
     # A checker knows an attribute only if a line here names it; `_PACKAGES` serves it at run time.
     from gpumem import accounting as accounting
@@ -183,6 +186,7 @@ else:
         for module, names in _LATER.items():
             if name in names:
                 globals()[name] = found = getattr(import_module(module), name)
+                published(globals())
                 return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -153,7 +153,8 @@ cdef class Budget:
         # `__init__` has the signature. This runs first, so it refuses what does not fit it.
         if excess or others or limit is MISSING:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
-                        (limit, *excess), others, most=1, keywords=KEYWORDS)
+                        (limit, *excess), others, most=1, keywords=KEYWORDS,
+                        meant={"soft_limit": "soft"})
         cdef uint64_t hard = bytes_of("limit", limit)
         cdef uint64_t gentle = soft_of(soft, hard)
         require_name(name)

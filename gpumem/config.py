@@ -1,7 +1,8 @@
 """Settings of arenas and pools: typed fields and their string keys.
 
-A number of bytes may be a text with a unit, ``"512MiB"`` or ``"2GB"``. A mapping may name a field
-bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX Runtime's style,
+A number of bytes may be a text with a unit, ``"512MiB"`` or ``"2GB"``. A limit that is passed with
+a memory, as to `Arena`, may be a share of the device's whole memory, ``"80%"``. A mapping may name
+a field bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX Runtime's style,
 ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem`` (an environment's).
 Nothing is ignored: an unknown key, a malformed or out-of-range value, or an option with two
 different values is a ConfigError naming key, value and accepted range. A valid setting that has no
@@ -35,12 +36,20 @@ from gpumem._support.arguments import (
     whole_number,
 )
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import MAX_BYTES, is_size_with_unit, nearly_a_size, parse_size
+from gpumem._support.sizes import (
+    MAX_BYTES,
+    is_share,
+    is_size_with_unit,
+    nearly_a_size,
+    parse_size,
+    share_of,
+)
 from gpumem._support.texts import shown, visible
 from gpumem.device import Device, MemoryInfo, _means
 from gpumem.errors import ConfigError
 
 __all__ = ["ArenaConfig", "ArenaSettings", "PoolConfig", "PoolSettings"]
+__dir__ = __all__.copy
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -143,6 +152,8 @@ def _optional(parse: Parser, none: str, accepted: str) -> Parser:
 
 def _limit(key: str, value: object) -> int:
     """Read a limit of bytes. None is no limit, as for a budget; as text that is 0."""
+    if is_share(value):
+        raise _bad(key, value, "bytes; Arena and DriverPool, which have a memory, take percentages")
     return 0 if value is None else _size(0, MAX_BYTES)(key, value)
 
 
@@ -277,12 +288,15 @@ class _Settings:
         for the error of an unknown one.
         """
         cls._refuse_unknown(cls._OF, settings, keywords)
+        if is_share(settings.get(cls._LIMIT)):
+            settings = {**settings, **cls._values(settings.items(), memory=memory)}
         if isinstance(config, cls):
             return replace(config, **settings) if settings else config
         if config is None:
             return cls(**settings)
         names = [str(memory)] if memory.name is None else [str(memory), memory.name]
-        return cls(**cls._values([*cls._items_of(config), *settings.items()], names))
+        items = [*cls._items_of(config), *settings.items()]
+        return cls(**cls._values(items, names, memory))
 
     @classmethod
     def _items_of(cls, mapping: object) -> Iterable[tuple[object, object]]:
@@ -322,14 +336,22 @@ class _Settings:
 
     @classmethod
     def _values(
-        cls, items: Iterable[tuple[object, object]], names: Collection[str] = ()
+        cls,
+        items: Iterable[tuple[object, object]],
+        names: Collection[str] = (),
+        memory: MemoryInfo | None = None,
     ) -> dict[str, Any]:
-        """Return the fields that the keys set for these names; without names, all of them."""
+        """Return the fields that the keys set for these names; without names, all of them.
+
+        A limit may be a share of the device of `memory`.
+        """
         parsers = cls._parsers() | cls._IMPLIED
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for key, text in items:
             field, target = cls._field_of(key)
+            if memory is not None and field == cls._LIMIT and is_share(text):
+                text = share_of(str(key), str(text), memory.device.total_bytes)
             value = parsers[field](str(key), text)
             if _applies(key, target, names):
                 _enter_once(values, given, field, value, f"{visible(str(key))} = {shown(text)}")
@@ -420,7 +442,9 @@ class ArenaConfig(_Settings):
     max_power_of_two_extend_bytes : int
         Largest region of doubling.
     max_mem : int
-        Bytes the arena may hold from the device; 0 or None is unlimited, and reads as 0.
+        Bytes the arena may hold from the device; 0 or None is unlimited, and reads as 0. Where a
+        memory is passed as well, as to `Arena`, also a share of the device's whole memory, such as
+        ``"80%"``.
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
@@ -534,7 +558,10 @@ class ArenaConfig(_Settings):
 
     _OF: ClassVar[str] = "an arena"
     _LIMIT: ClassVar[str] = "max_mem"
-    _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("gpu_mem_limit", *_LIMITS), "max_mem")
+    _MEANT: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("gpu_mem_limit", *_LIMITS), "max_mem"),
+        "soft_limit": "budget=Budget(..., soft=...)",
+    }
 
     def __post_init__(self) -> None:
         # A rule that the backing decided follows it: `dataclasses.replace` passes it on.
@@ -696,8 +723,8 @@ class PoolConfig(_Settings):
         Bytes that ``shrink`` leaves in the pool. As a key also
         ``arena.cuda_mempool_bytes_to_keep_on_shrink``.
     max_size : int
-        Bytes the pool may hold; 0 or None is the driver's own limit, and reads as 0. The driver may
-        round it up.
+        Bytes the pool may hold, or a share as for `ArenaConfig.max_mem`; 0 or None is the driver's
+        own limit, and reads as 0. The driver may round it up.
     shareable : bool
         Its memory can be exported to other processes; decided when the pool is made.
     reuse_follow_event_dependencies : bool

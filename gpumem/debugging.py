@@ -31,6 +31,7 @@ from gpumem.config import (
 from gpumem.errors import ConfigError
 
 __all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
+__dir__ = __all__.copy
 
 VARIABLE = "GPUMEM_DEBUG_HEAP"
 GRAIN = 256  # bytes: blocks, and the bytes after a guard, begin at multiples of it

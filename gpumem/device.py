@@ -34,6 +34,7 @@ __all__ = [
     "driver_status",
     "set_host_device_count",
 ]
+__dir__ = __all__.copy
 
 _TYPES = ("cuda", "host")
 _MAX_DIGITS = 4  # of a device's index

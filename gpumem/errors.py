@@ -54,6 +54,7 @@ __all__ = [
     "TraceError",
     "UnsupportedHandleTypeError",
 ]
+__dir__ = __all__.copy
 
 
 class GpumemError(Exception):

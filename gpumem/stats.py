@@ -21,6 +21,7 @@ __all__ = [
     "ShrinkReport",
     "Stats",
 ]
+__dir__ = __all__.copy
 
 
 _COUNTS = ("num_", "pages_moved", "driver_calls", "moves_refused")
@@ -33,8 +34,8 @@ class Stats:
 
     Attributes
     ----------
-    limit : int
-        Bytes the arena may hold; 0 is unlimited.
+    limit : int or None
+        Bytes the arena may hold; None is unlimited.
     in_use, max_in_use : int
         Bytes in use, padding included; the highest so far. If several threads allocate blocks of up
         to 64 KiB, blocks that enter or leave their caches at that moment may be missing or extra.
@@ -79,7 +80,7 @@ class Stats:
     24
     """
 
-    limit: int
+    limit: int | None
     in_use: int
     requested_in_use: int
     reserved: int
@@ -111,10 +112,11 @@ class Stats:
         rows = {
             name: f"{value:,}" if name.startswith(_COUNTS) else format_size(value)
             for name, value in self.as_dict().items()
+            if value is not None
         }
         return html_table(f"gpumem.{type(self).__name__}", rows)
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int | None]:
         """Return the counters by name, which can be written as JSON."""
         return asdict(self)
 
@@ -187,7 +189,7 @@ class PoolStats(Stats):
         always 0.
         """
         return super().as_ort() | {
-            "Limit": str(self.limit),
+            "Limit": str(self.limit or 0),
             "NumReserves": "0",
             "NumArenaExtensions": "0",
         }

@@ -523,7 +523,7 @@ def test_size_that_is_nearly_one_is_told_how_to_write_it(size, told):
 def test_limit_of_none_is_no_limit():
     assert ArenaConfig(max_mem=None) == ArenaConfig(max_mem=0) == ArenaConfig()
     assert ArenaConfig.from_mapping({"max_mem": None}).max_mem == 0
-    assert gpumem.Arena("host", max_mem=None).stats().limit == 0
+    assert gpumem.Arena("host", max_mem=None).stats().limit is None
     assert gpumem.DriverPool("host", max_size=None).config.max_size == 0
 
 
@@ -587,3 +587,47 @@ def test_defaults_written_out_give_no_warning():
     for backing in ("auto", "regions", "virtual"):
         config = dataclasses.asdict(ArenaConfig(backing=backing))
         gpumem.Arena("host", ArenaConfig(**config)).close()
+
+
+# ---- shares of a device's memory ----------------------------------------------------------------
+
+
+def test_limit_is_a_share_of_the_devices_memory_wherever_a_memory_is_known():
+    total = gpumem.Device("host").total_bytes
+    with gpumem.Environment({"ep_factory.host.arena.max_mem": "50%"}) as environment:
+        limits = {
+            environment.register("host").limit,
+            environment.register("host", max_mem="50%").limit,
+            gpumem.Arena("host", max_mem=" 50 %").limit,
+            gpumem.Arena("host", {"arena.max_mem": "50.0%"}).limit,
+            gpumem.Arena("host", ArenaConfig(max_mem=1), max_mem="50%").limit,
+            gpumem.DriverPool("host", max_size="50%").config.max_size,
+        }
+    assert limits == {total // 2}
+    arena = gpumem.Arena("host")
+    arena.limit = "25%"
+    assert arena.limit == total // 4
+    arena.set_limit("100%")
+    assert arena.limit == total
+
+
+@pytest.mark.parametrize("share", ["0%", "0.0%", "100.1%", "101%", "-1%", "%", "all%", "1e1%"])
+def test_other_shares_are_refused_with_the_accepted_ones(share):
+    arena = gpumem.Arena("host", max_mem="1MiB")
+    for call in (
+        lambda: gpumem.Arena("host", max_mem=share),
+        lambda: gpumem.Arena("host", {"max_mem": share}),
+        lambda: gpumem.DriverPool("host", max_size=share),
+        lambda: gpumem.Environment({"arena.max_mem": share}),
+        lambda: arena.set_limit(share),
+    ):
+        with pytest.raises(ConfigError, match="above 0% and at most 100%"):
+            call()
+    assert arena.limit == 1 << 20
+
+
+def test_share_without_a_memory_is_refused():
+    with pytest.raises(ConfigError, match="Arena and DriverPool, which have a memory"):
+        ArenaConfig(max_mem="80%")
+    with pytest.raises(ConfigError, match="expected an integer from 0"):
+        gpumem.Arena("host", oom_wait_ms="50%")

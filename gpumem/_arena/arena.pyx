@@ -62,7 +62,7 @@ from gpumem._arena import reports
 from gpumem._support.arguments import MISSING, refuse_keywords
 from gpumem._support.releases import on_release, release_retired
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import format_size, is_share, share_of
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, GpumemError, UnsupportedHandleTypeError
@@ -448,12 +448,14 @@ cdef class Arena(MemoryResource):
         Parameters
         ----------
         nbytes : int or str
-            Bytes, or a text such as ``"2GiB"``; 0 is unlimited.
+            Bytes, or a text such as ``"2GiB"``, or a share of the device's whole memory, ``"80%"``;
+            0 is unlimited.
 
         Raises
         ------
         TypeError, ValueError
-            `nbytes` is not an integer, or not from 0 to 2**63 - 1.
+            `nbytes` is not an integer, or not from 0 to 2**63 - 1, or a share outside of 0% to
+            100%.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
 
@@ -465,6 +467,8 @@ cdef class Arena(MemoryResource):
         >>> arena.stats().limit
         1073741824
         """
+        if is_share(nbytes):
+            nbytes = share_of("limit", nbytes, self.memory.device.total_bytes)
         cdef uint64_t limit = size_of(nbytes, None)
         self.require_open()
         with nogil:
@@ -578,9 +582,14 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return "virtual" if arena_is_paged(self.core) else "regions"
 
     @property
+    def in_use(self):
+        """Bytes of live blocks, as of `stats`."""
+        return self.stats().in_use
+
+    @property
     def limit(self):
         """Bytes that the arena may hold, None without a limit; may be set, as by `set_limit`."""
-        return self.stats().limit or None
+        return self.stats().limit
 
     @limit.setter
     def limit(self, value):

@@ -28,7 +28,8 @@ Row = tuple[Any, ...]
 
 def stats_of(counters: dict[str, int]) -> Stats:
     """Return the counters of one arena."""
-    return Stats(**{each.name: counters[each.name] for each in fields(Stats)})
+    found: dict[str, Any] = {each.name: counters[each.name] for each in fields(Stats)}
+    return Stats(**(found | {"limit": counters["limit"] or None}))
 
 
 def sum_of_stats(parts: Sequence[Stats]) -> Stats:

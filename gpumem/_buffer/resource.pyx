@@ -348,7 +348,7 @@ cdef class MemoryResource(ResourceBase):
         run_deferred()
         now = ledger_counters(self.ledger)
         return Stats(
-            limit=0,
+            limit=None,
             reserved=now.in_use + now.waiting,
             max_reserved=now.max_held,
             **counted_fields(&now),

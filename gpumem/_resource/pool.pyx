@@ -269,7 +269,7 @@ cdef class DriverPool(MemoryResource):
                 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
                 CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
         return PoolStats(
-            limit=self.config.max_size,
+            limit=self.config.max_size or None,
             reserved=driver[0],
             max_reserved=driver[1],
             **counted_fields(&now),

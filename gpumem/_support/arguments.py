@@ -112,6 +112,7 @@ def refuse_call(
     *,
     most: int,
     keywords: Collection[str],
+    meant: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Raise TypeError for invalid arguments of a call, mostly of a constructor.
 
@@ -131,8 +132,10 @@ def refuse_call(
         The number of arguments that it accepts by position.
     keywords : collection of str
         All that it accepts; those that may be passed by position first.
+    meant : mapping, optional
+        As of `unknown`.
     """
-    refuse_keywords(f"{name}()", others, keywords)
+    refuse_keywords(f"{name}()", others, keywords, meant)
     if given[0] is MISSING:
         raise TypeError(f"{name}({first}): give {such}")
     names = ", ".join(list(keywords)[:most])

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gpumem._support.arguments import whole_number
-from gpumem._support.texts import shown
+from gpumem._support.texts import shown, visible
 from gpumem.errors import ConfigError
 
 MAX_BYTES = (1 << 63) - 1
@@ -104,6 +104,36 @@ def is_size_with_unit(text: str) -> bool:
     """Return whether `text` is a number followed by a unit of size."""
     match = _match(text)
     return match is not None and match[3].lower() in _UNITS and match[3] != ""
+
+
+def is_share(value: object) -> bool:
+    """Return whether `value` is meant as a share of a device's memory, ``"80%"``."""
+    return isinstance(value, str) and value.rstrip().endswith("%")
+
+
+def share_of(name: str, text: str, total: int) -> int:
+    """Return a share of `total` bytes, rounded down.
+
+    Raises
+    ------
+    ConfigError
+        It is not above 0 and at most 100 percent.
+
+    Examples
+    --------
+    >>> share_of("max_mem", "80%", 1000), share_of("max_mem", "12.5 %", 1000)
+    (800, 125)
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.([0-9]{1,9}))?\s*%\s*", text, re.ASCII)
+    if match:
+        decimals = match[2] or ""
+        whole: int = 100 * 10 ** len(decimals)
+        if 0 < (part := int(match[1] + decimals)) <= whole:
+            return total * part // whole
+    raise ConfigError(
+        f"invalid {visible(name)} = {shown(text)}: expected a percentage of the device's memory, "
+        "above 0% and at most 100%, or a size in bytes"
+    )
 
 
 def _match(text: str) -> re.Match[str] | None:

@@ -34,3 +34,4 @@ __all__ = [
     "read_stats",
     "unique_node_name",
 ]
+__dir__ = __all__.copy

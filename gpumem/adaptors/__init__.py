@@ -39,3 +39,4 @@ __all__ = [
     "on_failure",
     "track",
 ]
+__dir__ = __all__.copy

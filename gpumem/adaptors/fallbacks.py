@@ -120,15 +120,17 @@ class FallbackAdaptor(Adaptor):
     def stats(self) -> Stats:
         """Return the sums of the resources' counters.
 
-        The limit is 0 if one of them has none; peaks are sums of peaks, so an upper bound; the
+        The limit is None if one of them has none; peaks are sums of peaks, so an upper bound; the
         largest blocks are those of the resource that has the largest.
         """
         parts = [upstream.stats() for upstream in self.upstreams]
         sums = {
-            each.name: sum(getattr(part, each.name) for part in parts) for each in fields(Stats)
+            each.name: sum(getattr(part, each.name) for part in parts)
+            for each in fields(Stats)
+            if each.name != "limit"
         }
-        if any(part.limit == 0 for part in parts):
-            sums["limit"] = 0
+        limits = [part.limit for part in parts if part.limit is not None]
+        sums["limit"] = sum(limits) if len(limits) == len(parts) else None
         for largest in ("max_alloc_size", "largest_free"):
             sums[largest] = max(getattr(part, largest) for part in parts)
         return Stats(**sums)

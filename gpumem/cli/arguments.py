@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 import gpumem
 from gpumem._support.files import require_writable
-from gpumem._support.sizes import parse_size
+from gpumem._support.sizes import is_share, parse_size, share_of
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.traces import samples
@@ -111,6 +111,19 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         return None if text is None else parse_size(text)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def size_or_share(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> int | str | None:
+    """Read a number of bytes, or keep the text of a share of a GPU's memory."""
+    if not is_share(text):
+        return size(context, option, text)
+    try:
+        share_of(f"--{option.name}", str(text), 0)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
 
 
 def writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:

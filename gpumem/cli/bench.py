@@ -16,6 +16,7 @@ from rich.console import Console
 import gpumem
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import device_option
+from gpumem.cli.info import driver_calls_of
 from gpumem.cli.output import json_option, present, progress, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError
@@ -33,7 +34,8 @@ class Cost:
     """The time of one allocation and free, from Python, on one stream, warm.
 
     ``ns`` is the median of the rounds; ``ratio`` the median of the ratios to the arena within each
-    round. Both are None if nothing was measured; then `error` has the reason.
+    round, None for the bare calls of the driver. Both are None if nothing was measured; then
+    `error` has the reason.
     """
 
     name: str
@@ -75,8 +77,15 @@ def _costs(device: Device, nbytes: int) -> list[Cost]:
     for _ in range(ROUNDS):
         for name, (pair, count) in ready.items():
             times.setdefault(name, []).append(_run(pair, count))
+    # No program calls the driver for each block: a ratio to that would say nothing.
+    arena = times.get("gpumem.Arena")
     costs = [
-        Cost(name, nbytes, statistics.median(rounds), _ratio(rounds, times.get("gpumem.Arena")))
+        Cost(
+            name,
+            nbytes,
+            statistics.median(rounds),
+            None if name == driver_calls_of(device) else _ratio(rounds, arena),
+        )
         for name, rounds in times.items()
     ]
     return costs + [Cost(name, nbytes, None, None, why) for name, why in refused.items()]
@@ -111,7 +120,7 @@ def _contenders(device: Device, nbytes: int) -> Iterator[tuple[str, Callable[[],
     if device.capabilities["memory_pools"].supported:
         yield "gpumem.DriverPool", lambda: _pairs_of(gpumem.DriverPool(device), nbytes)
     passing = {"enable": False}
-    yield "driver calls", lambda: _pairs_of(gpumem.Arena(device, passing), nbytes)
+    yield driver_calls_of(device), lambda: _pairs_of(gpumem.Arena(device, passing), nbytes)
     if device.type == "host":
         yield "numpy.empty", lambda: lambda: np.empty(nbytes, np.uint8)
     if find_spec("torch") is not None:

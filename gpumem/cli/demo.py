@@ -14,7 +14,7 @@ from rich.console import Console
 import gpumem
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
-from gpumem.cli.info import describe_device, device_table
+from gpumem.cli.info import describe_device, device_table, driver_calls_of
 from gpumem.cli.output import json_option, pairs, present, progress, table
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
@@ -29,7 +29,7 @@ TRACES = ("gpt2_varlen_train", "multistream_train")
 class PolicyResult:
     """The memory that one way to serve the trace reserves, and the time of its calls.
 
-    Bytes of plain driver calls and of the caching policy are modelled. Times and driver calls are
+    Bytes of bare driver calls and of the caching policy are modelled. Times and driver calls are
     measured; they are None for a model.
     """
 
@@ -96,7 +96,7 @@ def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
     return [
         result("gpumem", arena.peak_reserved_bytes, arena),
         result("PyTorch-like caching", caching_allocator_reserved(trace), None),
-        result("plain driver calls", plain_driver_reserved(trace), plain),
+        result(driver_calls_of(device), plain_driver_reserved(trace), plain),
     ]
 
 
@@ -220,7 +220,8 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
         )
     console.print(rows)
     console.print(
-        "PyTorch-like caching, and the bytes of plain driver calls (2 MiB granules), are modelled."
+        "PyTorch-like caching, and the bytes of a call for each block (2 MiB granules), are "
+        "modelled."
     )
     rows = table("library", "memory", "without a copy")
     for view in facts["views"]:

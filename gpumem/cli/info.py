@@ -128,23 +128,29 @@ def _show(console: Console, facts: Mapping[str, Any]) -> None:
     for device in facts["devices"]:
         if device["peers"]:
             console.print(f"{device['device']} can be accessed by {', '.join(device['peers'])}")
-        rows = table("capability", "", title=device["device"])
+        # A UUID would make the table of the devices wider than a terminal.
+        uuid = f", {device['uuid']}" if device["uuid"] else ""
+        rows = table("capability", "", title=device["device"] + uuid)
         for name, answer in device["capabilities"].items():
             rows.add_row(name, "yes" if answer["supported"] else f"no: {answer['reason']}")
         console.print(rows)
 
 
+def driver_calls_of(device: Device) -> str:
+    """Return a name for the calls by which an arena with ``enable=False`` serves each block."""
+    return "calls of the CUDA driver" if device.type == "cuda" else "calls of the host device"
+
+
 def device_table(described: list[dict[str, Any]]) -> Table:
     """Make a table of the properties that `describe_device` returns."""
-    rows = table("device", "name", "uuid", "total", "free", numbers=2)
+    rows = table("device", "name", "total", "free", numbers=2)
     for device in described:
         if device["error"]:
-            rows.add_row(device["device"], f"not usable: {device['error']}", "", "", "")
+            rows.add_row(device["device"], f"not usable: {device['error']}", "", "")
         else:
             rows.add_row(
                 device["device"],
                 device["name"],
-                device["uuid"],
                 format_size(device["total_bytes"]),
                 format_size(device["free_bytes"]),
             )

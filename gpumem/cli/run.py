@@ -12,7 +12,7 @@ import click
 
 from gpumem._budget import Budget
 from gpumem._support.arguments import is_same_file
-from gpumem.cli.arguments import FiniteRange, size, within, writable
+from gpumem.cli.arguments import FiniteRange, size, size_or_share, within, writable
 from gpumem.errors import NodeError
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
@@ -52,8 +52,8 @@ def _read_node(
 @click.option(
     "--max-mem",
     metavar="SIZE",
-    callback=size,
-    help="Limit of each GPU's arena, in each process, such as 20GiB.",
+    callback=size_or_share,
+    help="Limit of each GPU's arena, in each process, such as 20GiB or 80%.",
 )
 @click.option(
     "--node-limit",
@@ -93,7 +93,7 @@ def _read_node(
 @click.argument("program", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
-    max_mem: int | None,
+    max_mem: int | str | None,
     node: tuple[str, int | None] | None,
     pinned: int | None,
     offload: int | None,

@@ -33,6 +33,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from gpumem._support.signatures import published
 from gpumem.integrations._common.switch import Status
 
 __all__ = ["Status"]
@@ -51,6 +52,8 @@ _LIBRARIES = (
     "torch",
 )
 
+published(globals())
+
 if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 
     def __getattr__(name: str) -> ModuleType:
@@ -58,3 +61,6 @@ if not TYPE_CHECKING:  # else a type checker would accept every name of the modu
         if name in _LIBRARIES:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*__all__, *_LIBRARIES]

@@ -36,6 +36,7 @@ from gpumem.integrations._common.switch import Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "env", "status", "using"]
+__dir__ = __all__.copy
 
 _OLDEST = "0.6"
 _INSTALL = "pip install 'jax[cuda13]'"

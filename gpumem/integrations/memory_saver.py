@@ -26,6 +26,7 @@ from gpumem.integrations import torch as _torch
 from gpumem.integrations.torch import TorchStatus, _hooks
 
 __all__ = ["TorchMemorySaver", "status", "torch_memory_saver"]
+__dir__ = __all__.copy
 
 
 class TorchMemorySaver:

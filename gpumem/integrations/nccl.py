@@ -42,6 +42,7 @@ from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, Mi
 from gpumem.integrations._common.switch import Status
 
 __all__ = ["NcclRegistration", "RegisteredSource", "register", "status"]
+__dir__ = __all__.copy
 
 _SUCCESS = 0
 _END_OF_ADDRESSES = 2**64

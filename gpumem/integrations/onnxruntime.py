@@ -37,6 +37,7 @@ from gpumem.integrations.c._calls import address_of, capsule_of, live_blocks
 from gpumem.stats import ShrinkReport
 
 __all__ = ["SessionMemory", "allocator", "bind", "status"]
+__dir__ = __all__.copy
 
 _OLDEST = "1.20"
 _INSTALL = "pip install onnxruntime-gpu"

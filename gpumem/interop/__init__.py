@@ -7,6 +7,7 @@ exports tensors to other processes, and ``sealed`` keeps them beyond the process
 
 from gpumem._buffer.transport import Registration, Transports, transports
 from gpumem._resource.handle import Handle
+from gpumem._support.signatures import published
 from gpumem.interop.descriptors import (
     InteropCapability,
     MemoryDescriptor,
@@ -50,3 +51,4 @@ __all__ = [
     "sealed_sets",
     "transports",
 ]
+__dir__ = published(globals())

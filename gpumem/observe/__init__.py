@@ -15,6 +15,7 @@ from gpumem._events.events import AllocationEvent, Block, Events, Frame, Recorde
 from gpumem._events.labels import phase, tag
 from gpumem._snapshots.resources import Region, ResourceSnapshot
 from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
+from gpumem._support.signatures import published
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record
@@ -49,3 +50,4 @@ __all__ = [
     "tag",
     "write_report",
 ]
+__dir__ = published(globals())

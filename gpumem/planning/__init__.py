@@ -33,3 +33,4 @@ __all__ = [
     "plan_copies",
     "plan_memory",
 ]
+__dir__ = __all__.copy

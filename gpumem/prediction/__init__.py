@@ -39,3 +39,4 @@ __all__ = [
     "predict",
     "predict_script",
 ]
+__dir__ = __all__.copy

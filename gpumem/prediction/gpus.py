@@ -8,6 +8,7 @@ from gpumem._support.arguments import require
 from gpumem.errors import ConfigError
 
 __all__ = ["Gpu", "gpu", "names"]
+__dir__ = __all__.copy
 
 # Attributes by the driver's number (CUdevice_attribute), alike on all GPUs of the table.
 _COMMON = {

@@ -8,3 +8,4 @@ reads traces from files.
 from gpumem.replay.engine import ReplayResult, replay
 
 __all__ = ["ReplayResult", "replay"]
+__dir__ = __all__.copy

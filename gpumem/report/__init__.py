@@ -28,6 +28,7 @@ from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.groups import Rules, expressions_of
 
 __all__ = ["Change", "Peak", "Report", "peak", "write_report"]
+__dir__ = __all__.copy
 
 MAX_CHANGES = 200
 """Maximum number of stacks that grew on a page, and of those that shrank."""

@@ -3,7 +3,15 @@
 from gpumem.device import CopyDecision
 from gpumem.session.bindings import RunContext
 from gpumem.session.environment import Environment
-from gpumem.session.options import SessionOptions
+from gpumem.session.options import SessionOptions, SessionSettings
 from gpumem.session.session import Session
 
-__all__ = ["CopyDecision", "Environment", "RunContext", "Session", "SessionOptions"]
+__all__ = [
+    "CopyDecision",
+    "Environment",
+    "RunContext",
+    "Session",
+    "SessionOptions",
+    "SessionSettings",
+]
+__dir__ = __all__.copy

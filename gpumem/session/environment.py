@@ -13,16 +13,16 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._defaults import resource_from_config
 from gpumem._support.closing import Closable
 from gpumem._support.forks import ForkLock
 from gpumem.adaptors._adaptor import Adaptor
-from gpumem.config import ArenaConfig, _parse_key
+from gpumem.config import ArenaConfig, ArenaSettings, _parse_key
 from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind, _plain_name
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
 
@@ -33,6 +33,7 @@ Prefixed: TypeAlias = dict[tuple[str, str], list[tuple[str, object]]]
 
 SHARED, PRIVATE = "ep_factory", "ep"  # prefixes: of an environment's allocators, of a session's
 BARE = ("", "")
+_ANY_DEVICE = MemoryInfo.parse("host")  # for shares of a device that are only checked
 
 
 @dataclass(eq=False)  # one entry is not another with the same values
@@ -112,7 +113,10 @@ class Environment(Closable):
     # ---- allocators ------------------------------------------------------------------------------
 
     def register(
-        self, memory: Memory, config: ArenaConfig | Settings | MemoryResource | None = None
+        self,
+        memory: Memory,
+        config: ArenaConfig | Settings | MemoryResource | None = None,
+        **settings: Unpack[ArenaSettings],
     ) -> MemoryResource:
         """Register the allocator of a memory, in place of the one that it has.
 
@@ -124,6 +128,8 @@ class Environment(Closable):
             mapping overrides the environment's own settings, and its keys of other memory are
             checked and left out. A resource is used as it is, and not closed; one that the memory
             has already stays, with its references. None: the environment's settings.
+        **settings
+            Fields of `ArenaConfig`, which override those of `config`.
 
         Returns
         -------
@@ -133,7 +139,8 @@ class Environment(Closable):
         Raises
         ------
         ConfigError, TypeError, ValueError, DriverError
-            The allocator cannot be made, or is of another memory; the previous one stays.
+            The allocator cannot be made, or is of another memory; or a resource has settings
+            beside it. The previous one stays.
         ClosedError
             The environment is closed, or the resource is.
 
@@ -141,7 +148,7 @@ class Environment(Closable):
         --------
         >>> import gpumem
         >>> with gpumem.Environment() as environment, gpumem.Arena("host") as mine:
-        ...     made = environment.register("host", {"max_mem": 1 << 20})
+        ...     made = environment.register("host", max_mem="1MiB")
         ...     _ = environment.register("host", mine)       # in its place; `made` is closed
         ...     made.closed, environment.shared_allocator("host") is mine
         (True, True)
@@ -149,13 +156,15 @@ class Environment(Closable):
         info = MemoryInfo.parse(memory)
         made_here = not isinstance(config, MemoryResource)
         if isinstance(config, MemoryResource):
+            if settings:
+                raise TypeError(f"settings {list(settings)} have no effect on {config!r}")
             if _key(config.memory) != _key(info):
                 raise ConfigError(f"{config!r} is on {config.memory}: it cannot serve {info}")
             resource = config
         else:
             self._require_open()
             resource = resource_from_config(
-                info, self.settings_for(info, SHARED, config), name=info.name
+                info, self.settings_for(info, SHARED, config, **settings), name=info.name
             )
         try:
             self._put(info, _Entry(resource, made_here))
@@ -348,7 +357,11 @@ class Environment(Closable):
     # ---- settings --------------------------------------------------------------------------------
 
     def settings_for(
-        self, memory: Memory, prefix: str, more: ArenaConfig | Settings | None = None
+        self,
+        memory: Memory,
+        prefix: str,
+        more: ArenaConfig | Settings | None = None,
+        **settings: Unpack[ArenaSettings],
     ) -> ArenaConfig:
         """Return the settings of an arena of this memory: the environment's, overridden by `more`.
 
@@ -359,6 +372,8 @@ class Environment(Closable):
             For a shared allocator, or for a session's private arena.
         more : ArenaConfig or Mapping, optional
             A mapping overrides the environment's settings; an ArenaConfig replaces them.
+        **settings
+            Fields of `ArenaConfig`, which override those of `more`.
 
         Raises
         ------
@@ -385,8 +400,10 @@ class Environment(Closable):
             raise ConfigError(f"invalid prefix = {prefix!r}: expected {SHARED!r} or {PRIVATE!r}")
         names = names_of(info)
         self._claim(names)
+        ArenaConfig._refuse_unknown("register()", settings, ("config",))
+        chosen = ArenaConfig._values(settings.items(), memory=info)
         if isinstance(more, ArenaConfig):
-            return more
+            return replace(more, **chosen)
         own = {} if more is None else read_prefixes(more)
         # A session's own settings, and keys that the registered allocator has, are as intended.
         if prefix == SHARED or not (own or _key(info) in self._entries):
@@ -395,7 +412,8 @@ class Environment(Closable):
             self._warn_of_unclaimed(f"; {info} takes {_listed(names)}", stacklevel=4)
         more_of_it = named_settings(own, info, prefix)
         warn_of_other_prefix(own, prefix, names)
-        return ArenaConfig(**(explicit_settings(self._settings, info, prefix) | more_of_it))
+        shared = explicit_settings(self._settings, info, prefix)
+        return ArenaConfig(**(shared | more_of_it | chosen))
 
     def _claim(self, names: set[str]) -> None:
         with self._alone():
@@ -483,7 +501,7 @@ def read_prefixes(config: Any) -> Prefixed:
             which = parsed.prefix, _plain_name(parsed.name)
         found.setdefault(which, []).append((key, value))
     for items in found.values():
-        ArenaConfig._values(items)
+        ArenaConfig._values(items, memory=_ANY_DEVICE)
     return found
 
 
@@ -491,8 +509,8 @@ def explicit_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[
     """Return the fields that keys set for a memory; keys that name it override bare ones."""
     names = names_of(memory)
     named = [given.get((prefix, name), []) for name in sorted(names)]
-    return ArenaConfig._values(given.get(BARE, ())) | ArenaConfig._values(
-        item for items in named for item in items
+    return ArenaConfig._values(given.get(BARE, ()), memory=memory) | ArenaConfig._values(
+        (item for items in named for item in items), memory=memory
     )
 
 

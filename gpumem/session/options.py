@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
-from gpumem._support.arguments import unknown
+from gpumem._support.arguments import refuse_keywords, unknown
 from gpumem._support.texts import shown, visible
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once, _parse_key
 from gpumem.device import Device, _plain_name
@@ -22,10 +22,26 @@ if TYPE_CHECKING:
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
 _EXTERNAL = "gpu_external_"  # before a callback in a key
-_MEANT = {  # options of ONNX Runtime's CUDA provider, for errors
-    "gpu_mem_limit": "arena.max_mem",
-    "arena_extend_strategy": "arena.extend_strategy",
+_OF_ARENA = {  # settings that are typed without "arena", for errors; the last two as ONNX Runtime's
+    **{each.name: each.name for each in fields(ArenaConfig)},
+    "gpu_mem_limit": "max_mem",
+    "arena_extend_strategy": "extend_strategy",
 }
+_MEANT = {name: f"arena.{field}" for name, field in _OF_ARENA.items()}
+_MEANT_KEYWORDS = {name: f'arena={{"{field}": ...}}' for name, field in _OF_ARENA.items()}
+
+
+class SessionSettings(TypedDict, total=False):
+    """Keywords of `Session` and `SessionOptions` for type checkers and editors."""
+
+    user_compute_stream: _StreamLike | str
+    has_user_compute_stream: bool | None
+    do_copy_in_default_stream: bool
+    use_ep_level_unified_stream: bool
+    external_allocator: MemoryResource | tuple[Any, ...] | Mapping[str, Any] | None
+    enable_cuda_graph: bool
+    arena: ArenaConfig | Mapping[str, object] | None
+    private_arena: bool
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,14 @@ class SessionOptions:
     private_arena: bool = False
     # Settings of the arena under ep.<name>, which a session reads with its environment's.
     _arena_keys: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @classmethod
+    def _of_keywords(cls, given: Mapping[str, Any]) -> Self:
+        """Return the options that were passed to `Session` as keywords."""
+        refused = [name for name in given if name not in _FIELDS]
+        own = ("device", "options", "environment")
+        refuse_keywords("Session()", refused, (*own, *_FIELDS), _MEANT_KEYWORDS)
+        return cls(**given)
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 from gpumem._buffer.buffer import Accesses
 from gpumem._buffer.resource import MemoryResource
@@ -30,9 +30,10 @@ from gpumem._copy.copy import order_behind, retain_until_done
 from gpumem._defaults import get_default_resource, resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
-from gpumem._support.arguments import refuse
+from gpumem._support.arguments import refuse, refuse_keywords
 from gpumem._support.closing import Closable
 from gpumem._support.forks import ForkLock
+from gpumem._support.signatures import ClassSignature
 from gpumem._tensor import Tensor, asarray, copy, empty
 from gpumem._tensor.create import _seen
 from gpumem.adaptors._adaptor import Adaptor
@@ -50,7 +51,7 @@ from gpumem.session.environment import (
     warn_of_other_prefix,
     without_other_devices,
 )
-from gpumem.session.options import SessionOptions
+from gpumem.session.options import SessionOptions, SessionSettings
 
 _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
 _held_lock = ForkLock()
@@ -86,6 +87,8 @@ class Session(Closable):
         several devices. Any other name than this device's is refused.
     environment : Environment, optional
         Source of the allocators; None: the default resources (see `get_default_resource`).
+    **settings
+        Fields of `SessionOptions`, in place of `options`.
 
     Attributes
     ----------
@@ -112,23 +115,26 @@ class Session(Closable):
     Examples
     --------
     >>> import gpumem, numpy as np
-    >>> with gpumem.Session("host", {"arena": {"max_mem": 1 << 20}}) as session:
+    >>> with gpumem.Session("host", arena={"max_mem": "1MiB"}) as session:
     ...     session.bind_output("y", "host")
     ...     session.run(lambda ctx: ctx.output("y", 2, "int8").numpy().fill(7))
     ...     session.outputs()["y"].numpy()
     array([7, 7], dtype=int8)
     """
 
+    __signature__: ClassVar[Any] = ClassSignature(SessionOptions)
+
     def __init__(
         self,
         device: Device | str,
         options: SessionOptions | Mapping[str, object] | None = None,
         environment: Environment | None = None,
+        **settings: Unpack[SessionSettings],
     ) -> None:
         self._closed = True
         self.device = Device(device)
         self.memory = MemoryInfo(self.device)
-        self.options = _options(options, self.memory)
+        self.options = _options(options, settings, self.memory)
         self.environment = environment
         self._lock = ForkLock()
         self._inputs: dict[str, BoundInput] = {}
@@ -714,9 +720,10 @@ class Session(Closable):
         return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"
 
 
-def _options(options: Any, memory: MemoryInfo) -> SessionOptions:
+def _options(options: Any, settings: Mapping[str, Any], memory: MemoryInfo) -> SessionOptions:
     if options is None:
-        return SessionOptions()
+        return SessionOptions._of_keywords(settings)
+    refuse_keywords("Session() with options", settings, ("environment",))
     if isinstance(options, SessionOptions):
         return options
     return SessionOptions._for_memory(options, memory.device, names_of(memory))

@@ -33,3 +33,4 @@ __all__ = [
     "load_traces",
     "samples",
 ]
+__dir__ = __all__.copy

@@ -279,3 +279,17 @@ def test_sizes_may_be_texts_with_a_unit(make_arena):
     for value in ("1.5B", "5", "MiB", ""):
         with pytest.raises((gpumem.ConfigError, TypeError), match="512MiB"):
             arena.allocate(value)
+
+
+def test_arena_has_its_bytes_in_use(make_arena):
+    arena = make_arena()
+    with arena.allocate(1000):
+        assert arena.in_use == arena.stats().in_use > 0
+    assert arena.in_use == 0
+
+
+def test_soft_limit_is_answered_with_the_budgets_parameter():
+    with pytest.raises(TypeError, match=r"did you mean 'budget=Budget\(..., soft=...\)'"):
+        gpumem.Arena("host", soft_limit="1GiB")
+    with pytest.raises(TypeError, match="did you mean 'soft'"):
+        gpumem.Budget("2GiB", soft_limit="1GiB")

@@ -542,9 +542,9 @@ def test_demo_compares_policies_and_shares_memory_without_a_copy(gpumem_command)
     assert facts["trace"] in ("gpt2_varlen_train", "multistream_train")
     assert facts["device"] == str(gpumem.default_device())
     policies = {policy["name"]: policy for policy in facts["policies"]}
-    assert list(policies) == ["gpumem", "PyTorch-like caching", "plain driver calls"]
+    assert list(policies) == ["gpumem", "PyTorch-like caching", "calls of the host device"]
     assert all(p["peak_reserved_bytes"] >= facts["peak_requested_bytes"] for p in policies.values())
-    assert policies["gpumem"]["driver_calls"] < policies["plain driver calls"]["driver_calls"]
+    assert policies["gpumem"]["driver_calls"] < policies["calls of the host device"]["driver_calls"]
     numpy_view = facts["views"][0]
     assert (numpy_view["library"], numpy_view["zero_copy"]) == ("NumPy", True)
 
@@ -595,7 +595,7 @@ def test_demo_fails_when_an_allocation_fails(gpumem_command, monkeypatch):
     monkeypatch.setattr(replaying, "replay", limited)
     code, _, err = gpumem_command("demo")
     assert code == 1
-    assert re.search(r"gpumem: \d+ failed allocations; plain driver calls: \d+ failed", err)
+    assert re.search(r"gpumem: \d+ failed allocations; calls of the host device: \d+ failed", err)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ print(integration.status().pinned, integration._pinned.installed)
     assert said.splitlines()[-1] == "None False"
 
 
-@pytest.mark.parametrize(("option", "limit"), [("--pinned", 0), ("--pinned=48MiB", 48 << 20)])
+@pytest.mark.parametrize(("option", "limit"), [("--pinned", None), ("--pinned=48MiB", 48 << 20)])
 def test_run_replaces_pinned_memory_alone(tmp_path, option, limit):
     script = tmp_path / "script.py"
     script.write_text(

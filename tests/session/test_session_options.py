@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import gpumem
@@ -220,3 +222,37 @@ def test_options_from_a_non_mapping_are_a_type_error(mapping):
 def test_external_allocator_that_is_none_is_refused(value):
     with pytest.raises(ConfigError, match="external_allocator"):
         SessionOptions.from_mapping({"external_allocator": value})
+
+
+# ---- options as keywords -------------------------------------------------------------------------
+
+
+def test_session_takes_its_options_as_keywords():
+    with gpumem.Session("host", private_arena=True, arena={"max_mem": "1MiB"}) as session:
+        assert session.options.private_arena
+        assert session.allocator().config.max_mem == 1 << 20
+    with pytest.raises(TypeError, match=r"Session.* with options takes environment"):
+        gpumem.Session("host", {}, private_arena=True)
+
+
+def test_setting_of_an_arena_given_to_a_session_is_answered_with_its_place():
+    with pytest.raises(TypeError, match=re.escape("""did you mean 'arena={"max_mem": ...}'?""")):
+        gpumem.Session("host", max_mem="1GiB")
+    with pytest.raises(gpumem.ConfigError, match=re.escape("did you mean 'arena.max_mem'?")):
+        gpumem.Session("host", {"max_mem": "1GiB"})
+    with pytest.raises(TypeError, match="'_arena_keys'"):
+        gpumem.Session("host", _arena_keys={})
+
+
+def test_register_takes_settings_as_keywords_over_those_of_the_environment():
+    with gpumem.Environment({"arena.max_mem": "4MiB", "arena.oom_wait_ms": 5}) as environment:
+        config = environment.register("host", max_mem="1MiB").config
+        assert (config.max_mem, config.oom_wait_ms) == (1 << 20, 5)
+        assert environment.register("host", gpumem.ArenaConfig(), max_mem=2).config.max_mem == 2
+        kept = environment.shared_allocator("host")
+        with pytest.raises(TypeError, match="did you mean 'max_mem'"):
+            environment.register("host", max_memory=1)
+        own = gpumem.Arena("host")
+        with pytest.raises(TypeError, match=r"\['max_mem'\] have no effect"):
+            environment.register("host", own, max_mem=1)
+        assert environment.shared_allocator("host") is kept

@@ -77,6 +77,8 @@ with gpumem.DriverPool("host", gpumem.PoolConfig(shareable=True), default_stream
     assert_type(pool.export_handle(), gpumem.Handle)
     with pool.allocate(np.int64(10), alignment=512) as block:
         assert_type(pool.export_buffer(block), bytes)
+gpumem.Environment().register("host", max_mem="1GiB", peers="none")
+gpumem.Session("host", private_arena=True, arena={"max_mem": "1GiB"})
 assert_type(gpumem.MemoryResource.from_config("host"), gpumem.Arena | gpumem.DriverPool)
 
 

@@ -68,6 +68,10 @@ REFUSED = (
     'gpumem.DriverPool("cuda:0", max_mem="1GiB")',
     'gpumem.DriverPool("cuda:0", max_size=b"1GiB")',
     'gpumem.PoolConfig(shareable="yes")',
+    'gpumem.Environment().register("host", max_memory="1GiB")',
+    'gpumem.Environment().register("host", backing="pages")',
+    'gpumem.Session("host", max_mem="1GiB")',
+    'gpumem.Session("host", enable_cuda_graph="yes")',
 )
 
 

@@ -41,7 +41,7 @@ class Resources:
         Accepted kinds of memory; the default resources have the first.
     device_type : str
         "cuda", or "host" in tests without a GPU.
-    config : ArenaConfig, optional
+    config : ArenaConfig or Mapping, optional
         Settings of the arenas that are made where no resource was given; they become the default
         resources. None: those that are the default already.
     budget : Budget, optional
@@ -63,7 +63,7 @@ class Resources:
         *,
         kinds: tuple[MemoryKind, ...] = REACHABLE,
         device_type: str = "cuda",
-        config: ArenaConfig | None = None,
+        config: ArenaConfig | Mapping[str, object] | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.framework = framework

@@ -25,6 +25,7 @@ from gpumem.integrations._common.switch import Status
 from gpumem.integrations.c._calls import arenas, capsule_of
 
 __all__ = ["allocator", "status"]
+__dir__ = __all__.copy
 
 
 def allocator(resource: MemoryResource, *, captures: bool = False) -> object:

@@ -39,6 +39,7 @@ from gpumem.integrations._common.switch import Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework
 
 __all__ = ["allocator", "buffer", "disable", "enable", "resource", "status", "using"]
+__dir__ = __all__.copy
 
 _OLDEST = "0.5"
 _INSTALL = "pip install cuda-core"

@@ -37,6 +37,7 @@ from gpumem.integrations._common.switch import Framework, Setting, Status, Switc
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["allocator", "disable", "enable", "enable_pinned", "status", "using"]
+__dir__ = __all__.copy
 
 _OLDEST = "13.0"
 _INSTALL = "pip install cupy-cuda13x"

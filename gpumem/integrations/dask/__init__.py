@@ -43,6 +43,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from gpumem._support.signatures import published
 from gpumem.integrations._common.switch import Status
 from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.dask._worker import (
@@ -63,6 +64,7 @@ __all__ = [
     "register",
     "status",
 ]
+__dir__ = published(globals())
 
 _OLDEST = "2025.1"
 _INSTALL = "pip install distributed"

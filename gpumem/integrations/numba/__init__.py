@@ -27,6 +27,7 @@ from gpumem.integrations._common.switch import Framework, Setting, Status, Switc
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "enable_pinned", "status", "using"]
+__dir__ = __all__.copy
 
 _OLDEST = "0.10"
 _INSTALL = "pip install numba-cuda"

@@ -31,6 +31,7 @@ from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.rmm import _native
 
 __all__ = ["RmmStatus", "allocator", "disable", "enable", "resource", "status", "using"]
+__dir__ = __all__.copy
 
 _OLDEST = "25.2"
 _INSTALL = "pip install rmm-cu13"

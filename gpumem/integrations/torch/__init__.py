@@ -50,6 +50,7 @@ from types import ModuleType
 
 from gpumem import integrations
 from gpumem._arena.arena import Arena
+from gpumem._support.signatures import published
 from gpumem._support.sizes import whole_bytes
 from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._common.resources import ResourceLike, Resources
@@ -78,6 +79,7 @@ __all__ = [
     "status",
     "using",
 ]
+__dir__ = published(globals())
 
 MODES = ("auto", "full", "pool")
 
@@ -327,8 +329,8 @@ def _free_bytes(torch: ModuleType, device: int) -> int:
     arena = enabled.resources.get(device)
     if arena is None and enabled.mode == "full":
         arena = _hooks.arenas().get(device)
-    if isinstance(arena, Arena) and arena.stats().limit:
-        return arena.stats().limit
+    if isinstance(arena, Arena) and (limit := arena.limit):
+        return limit
     free: int = torch.cuda.mem_get_info(device)[0]
     return free + int(torch.cuda.memory_reserved(device))
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn, Self
 from gpumem import observe
 from gpumem._budget import Budget
 from gpumem._events.recorder import call_with_first_resource
-from gpumem.config import ArenaConfig
 from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
@@ -42,8 +41,9 @@ class Options(NamedTuple):
     ----------
     process : int
         Id of the process that the command became.
-    max_mem : int
-        Bytes that the arena of each GPU may hold in each process; 0 is unlimited.
+    max_mem : int or str
+        Bytes that the arena of each GPU may hold in each process, or the share of the GPU's memory;
+        0 is unlimited.
     report : str
         The page to which each process adds its run at exit; empty: none.
     stacks : float
@@ -61,7 +61,7 @@ class Options(NamedTuple):
     """
 
     process: int
-    max_mem: int
+    max_mem: int | str
     report: str
     stacks: float
     began: int
@@ -91,9 +91,8 @@ def begin() -> None:
     """
     options = Options.of_environment()
     try:
-        config = ArenaConfig(max_mem=options.max_mem)
         budget = None if options.node is None else Budget(None, node=options.node)
-        resources = Resources("PyTorch", config=config, budget=budget)
+        resources = Resources("PyTorch", config={"max_mem": options.max_mem}, budget=budget)
         if options.report:
             torch.record_phases()
         if options.pinned is None:

@@ -3,3 +3,4 @@
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph, Node, Value
 
 __all__ = ["GraphBuilder", "ModelGraph", "Node", "Value"]
+__dir__ = __all__.copy
