@@ -227,7 +227,7 @@ def test_limit_is_the_arenas(gpumem, tmp_path):
         """
         import torch
         setting = sys.modules["gpumem.integrations.torch"]._switch.current()
-        print(json.dumps(setting.resources._config.max_mem))
+        print(json.dumps(setting.resources._config["max_mem"]))
         """,
     )
     assert answer(gpumem("--max-mem", "20GiB", path)) == 20 << 30

@@ -111,7 +111,7 @@ def assert_tells_its_statistics(resource, *, reserved=True):
     stats = resource.stats()
     names = set(_live.COUNTERS) - (set() if reserved else {"reserved", "max_reserved"})
     assert {name: counters[name] for name in names} == {
-        name: getattr(stats, name) for name in names
+        name: getattr(stats, name) or 0 for name in names
     }
 
 
