@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -314,29 +313,22 @@ def _at_peak(made: MemoryPlan, memory: MemoryInfo) -> list[dict[str, Any]]:
 
     Of values that share bytes, the largest is there.
     """
-    storages: dict[tuple[int, int, int], tuple[int, Value]] = {}
-    changes: Counter[int] = Counter()
+    step = made.blocks[memory].busiest_step
+    largest: dict[int, tuple[int, Value]] = {}
     for tenant, place in made.places.items():
-        if tenant.memory == memory:
-            span = (place.offset, place.first, place.last)
-            known = storages.get(span)
+        if tenant.memory == memory and place.first <= step <= place.last:
+            known = largest.get(place.offset)
             if known is None or place.nbytes > known[0]:
-                storages[span] = place.nbytes, tenant.value
-    for (_, first, last), (nbytes, _) in storages.items():
-        changes[first] += nbytes
-        changes[last + 1] -= nbytes
-    steps = sorted(changes)
-    live = list(itertools.accumulate(changes[step] for step in steps))
-    peak = steps[live.index(max(live))]
-    there = [each for (_, first, last), each in storages.items() if first <= peak <= last]
-    graph = made.placement.graph
+                largest[place.offset] = place.nbytes, tenant.value
+    makers = {value: node for node, value in made.scratch.items()}
+    makers |= {value: node for node in made.placement.graph for value in node.makes}
     return [
         {
             "value": value.name,
-            "node": "" if (node := graph.producer(value)) is None else node.name or node.op_type,
+            "node": "" if (node := makers.get(value)) is None else node.name or node.op_type,
             "nbytes": nbytes,
         }
-        for nbytes, value in sorted(there, key=lambda each: -each[0])
+        for nbytes, value in sorted(largest.values(), key=lambda each: -each[0])
     ]
 
 

@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
 _EXTERNAL = "gpu_external_"  # before a callback in a key
-_OF_ARENA = {  # settings that are typed without "arena", for errors; the last two as ONNX Runtime's
+_OF_ARENA = {  # settings that are typed without "arena", for errors; the last as ONNX Runtime's
     **{each.name: each.name for each in fields(ArenaConfig)},
     "gpu_mem_limit": "max_mem",
     "arena_extend_strategy": "extend_strategy",
+    "enable_cpu_mem_arena": "enable",
 }
-_MEANT = {name: f"arena.{field}" for name, field in _OF_ARENA.items()}
+_PARTITION = "gpumem.planning.partition(settings=...)"
+_MEANT = {
+    **{name: f"arena.{field}" for name, field in _OF_ARENA.items()},
+    "layer_assignment_settings": _PARTITION,
+    "name_based_layer_assignment": _PARTITION,
+    "strict_workspace_verification": _PARTITION,
+    "enable_static_workspace_preallocation": "gpumem.planning.plan_memory(settings=...)",
+}
 _MEANT_KEYWORDS = {name: f'arena={{"{field}": ...}}' for name, field in _OF_ARENA.items()}
 
 

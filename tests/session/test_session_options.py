@@ -83,6 +83,8 @@ def test_callbacks_may_be_given_as_separate_options():
         ({"nonsense": 1}, "unknown key 'nonsense'"),
         ({"ep_factory.cuda.enable_cuda_graph": 1}, "unknown key"),
         ({"ep.cuda.gpu_mem_limit": 1}, "did you mean 'arena.max_mem'"),
+        ({"enable_cpu_mem_arena": "0"}, "did you mean 'arena.enable'"),
+        ({"session.strict_workspace_verification": "1"}, "did you mean 'gpumem.planning.partition"),
         ({"arena_extend_strategy": 1}, "did you mean 'arena.extend_strategy'"),
         ({3: 1}, "unknown key 3"),
         ({"arena.nonsense": 1}, "arena.nonsense"),

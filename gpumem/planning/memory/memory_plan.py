@@ -16,7 +16,7 @@ from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Node, Value
 from gpumem.planning.graph.graph import naming_the_largest
 from gpumem.planning.memory.lifetimes import InPlace, Lifetimes, Reuse, Storage, Tenant
-from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
+from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, busiest, rounded
 from gpumem.planning.memory.running import PlannedTensors, run_plan
 from gpumem.planning.memory.verification import verify_plan
 
@@ -66,6 +66,8 @@ class MemoryBlock:
         Size of the block.
     lower_bound_bytes : int
         Peak of the bytes that live at one step, each value rounded up to the alignment.
+    busiest_step : int
+        The first step with that peak.
     strategy : str
         Strategy that found the offsets.
 
@@ -82,6 +84,7 @@ class MemoryBlock:
 
     peak_bytes: int
     lower_bound_bytes: int
+    busiest_step: int
     strategy: str
 
 
@@ -142,7 +145,7 @@ class MemoryPlan:
             BlockLifetime(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages
         ]
         layout = assign_offsets(blocks, strategy)
-        self.blocks[memory] = MemoryBlock(layout.peak, lower_bound(blocks), layout.strategy)
+        self.blocks[memory] = MemoryBlock(layout.peak, *busiest(blocks), layout.strategy)
         for storage, offset in zip(storages, layout.offsets, strict=True):
             for tenant in storage.tenants:
                 nbytes = tenant.value.nbytes or 0

@@ -54,14 +54,20 @@ def rounded(nbytes: int, alignment: int) -> int:
 
 def lower_bound(blocks: Iterable[BlockLifetime]) -> int:
     """Return the peak of the bytes that live at one step: no layout needs less."""
+    return busiest(blocks)[0]
+
+
+def busiest(blocks: Iterable[BlockLifetime]) -> tuple[int, int]:
+    """Return the peak of the bytes that live at one step, and the first such step."""
     change: dict[int, int] = {}
     for block in blocks:
         change[block.first] = change.get(block.first, 0) + block.nbytes
         change[block.last + 1] = change.get(block.last + 1, 0) - block.nbytes
-    peak = live = 0
+    live, peak = 0, (0, 0)
     for step in sorted(change):
         live += change[step]
-        peak = max(peak, live)
+        if live > peak[0]:
+            peak = live, step
     return peak
 
 
