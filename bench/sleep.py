@@ -10,6 +10,9 @@ Sizes are of live blocks; `--dead` of them as much again is freed and cached. "f
 memory, "again" copies into kept memory, "drop" copies nothing. "bare" are the driver's own calls
 for handles of the sizes that the arena has: unmap and release, then create, map and set access.
 "peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed.
+"model" are PyTorch's tensors of a Llama of 8 billion bf16 parameters, made one after another, and
+"adamw" the same with two states for each, whatever `--gib` is; "plain" of both is a copy of as many
+bytes between one pinned GiB and one of the GPU, in the same process.
 Before a first copy to the host its process touches as much memory and frees it, because a virtual
 machine may have to get that memory from its host. Figures are medians, of "first" the only one.
 
@@ -45,8 +48,10 @@ TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PART = 256 * MIB  # touched by a thread at a time
 TOUCHED = 1.25  # of the live bytes, so that other memory of the machine is there too
-STEPS = ("keep", "saver", "keep-dead", "saver-dead", "drop", "bare", "peer", "tenants")
-SORTS = ("first", "again", "wake")
+STEPS = ("keep", "saver", "keep-dead", "saver-dead", "model", "adamw", "drop", "bare", "peer")
+STEPS += ("tenants",)
+SORTS = ("first", "again", "wake", "plain down", "plain up")
+WIDTH, MLP, LAYERS, WORDS, HEADS = 4096, 14336, 32, 128256, 1024  # of the model; of keys, values
 Figures = Iterator[tuple[str, float]]  # the sort of a figure, and its seconds
 SAVER = """
 import json, sys, time, torch
@@ -99,7 +104,7 @@ def cycles(
     device: str, nbytes: int, dead: float, repeats: int, mode: str, to: str = "host"
 ) -> Figures:
     """Sleep and wake: a new arena for the first time, then again and again."""
-    arena = gpumem.Arena(device, {"sleep_keep_bytes": 2 * nbytes})
+    arena = gpumem.Arena(device)
     with arena.tag("bench", asleep=mode):
         live = [arena.allocate(nbytes // BLOCKS) for _ in range(BLOCKS)]
         cached = [arena.allocate(int(nbytes * dead) // BLOCKS) for _ in range(BLOCKS) if dead]
@@ -112,6 +117,46 @@ def cycles(
         yield "wake", seconds(arena.wake)
     del live
     arena.close()
+
+
+def model_shapes() -> list[tuple[int, ...]]:
+    attention = [(WIDTH, WIDTH), (HEADS, WIDTH), (HEADS, WIDTH), (WIDTH, WIDTH)]
+    layer = [*attention, (MLP, WIDTH), (MLP, WIDTH), (WIDTH, MLP), (WIDTH,), (WIDTH,)]
+    return [(WORDS, WIDTH), *layer * LAYERS, (WIDTH,), (WORDS, WIDTH)]
+
+
+def model(device: str, repeats: int, states: int) -> Figures:
+    """Sleep and wake of a model's own tensors, made by PyTorch, and plain copies beside."""
+    import torch
+
+    from gpumem.integrations import torch as integration
+
+    arena = gpumem.Arena(device)
+    integration.enable(arena)
+    kinds: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    with arena.tag("model"):
+        tensors = [torch.ones(shape, **kinds) for shape in model_shapes()]
+        for shape in model_shapes():
+            tensors += [torch.ones(shape, **kinds) for _ in range(states)]
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    yield "nbytes", nbytes
+    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(GIB, dtype=torch.uint8, device=device)
+
+    def copy(to: Any, source: Any) -> None:
+        for begin in range(0, nbytes, GIB):
+            part = min(GIB, nbytes - begin)
+            to[:part].copy_(source[:part], non_blocking=True)
+        torch.cuda.synchronize()
+
+    torch.cuda.synchronize()
+    touch(nbytes)
+    for turn in range(repeats + 1):
+        yield ("again" if turn else "first"), seconds(lambda: arena.sleep("model"))
+        yield "wake", seconds(lambda: arena.wake("model"))
+        yield "plain down", seconds(copy, pinned, on_device)
+        yield "plain up", seconds(copy, on_device, pinned)
+    assert all(bool((tensor == 1).all()) for tensor in tensors)
 
 
 def bare(device: str, nbytes: int, repeats: int) -> Figures:
@@ -165,6 +210,8 @@ def measured(step: str, device: str, nbytes: int, dead: float, repeats: int) -> 
     steps: dict[str, Callable[[], Figures]] = {
         "keep": lambda: cycles(device, nbytes, 0, repeats, "keep"),
         "keep-dead": lambda: cycles(device, nbytes, dead, repeats, "keep"),
+        "model": lambda: model(device, repeats, 0),
+        "adamw": lambda: model(device, repeats, 2),
         "drop": lambda: cycles(device, nbytes, 0, repeats, "drop"),
         "bare": lambda: bare(device, nbytes, repeats),
         "peer": lambda: cycles(device, nbytes, 0, repeats, "keep", f"cuda:{index + 1}"),
@@ -184,6 +231,11 @@ def absent(step: str, device: str) -> str | None:
             return "needs a GPU"
         if importlib.util.find_spec("torch_memory_saver") is None:
             return "torch_memory_saver is not installed"
+    if step in ("model", "adamw"):
+        if not device.startswith("cuda"):
+            return "needs a GPU"
+        if importlib.util.find_spec("torch") is None:
+            return "PyTorch is not installed"
     if step == "peer" and not device.startswith("cuda"):
         return "needs two GPUs"
     if step == "peer" and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
@@ -252,11 +304,17 @@ def ratios(rates: dict[str, dict[str, float]]) -> dict[str, float]:
         "time of drop / bare": ("bare", "drop", "again"),
         "time of wake after drop / bare": ("bare", "drop", "wake"),
     }
-    return {
+    found = {
         name: rates[one][sort] / rates[other][sort]
         for name, (one, other, sort) in pairs.items()
         if sort in rates.get(one, {}) and sort in rates.get(other, {})
     }
+    plain = {"first": "plain down", "again": "plain down", "wake": "plain up"}
+    for step in ("model", "adamw"):
+        for sort, beside in plain.items():
+            if {sort, beside} <= rates.get(step, {}).keys():
+                found[f"{step}, {sort} / plain copy"] = rates[step][sort] / rates[step][beside]
+    return found
 
 
 def main() -> None:
@@ -282,7 +340,9 @@ def main() -> None:
             sums = dict(figures)
             line = f"{ {name: int(each) >> 20 for name, each in sums.items()} } MiB"
         else:
-            rates[step] = {sort: nbytes / each / 1e9 for sort, each in medians(figures).items()}
+            spans = medians(figures)
+            copied = spans.pop("nbytes", nbytes)
+            rates[step] = {sort: copied / each / 1e9 for sort, each in spans.items()}
             line = ", ".join(f"{sort} {rate:.1f} GB/s" for sort, rate in rates[step].items())
         spent = time.monotonic() - begin
         print(f"{step}: {line or 'nothing'} ({ended}, {spent:.1f} s)", file=sys.stderr, flush=True)
@@ -293,7 +353,7 @@ def main() -> None:
         [step, *(f"{found[sort]:.1f}" if sort in found else "" for sort in SORTS)]
         for step, found in rates.items()
     ]
-    print(markdown.table(("GB/s", "first sleep", "sleep again", "wake"), rows))
+    print(markdown.table(("GB/s", "first sleep", "sleep again", "wake", *SORTS[3:]), rows))
     for name, ratio in ratios(rates).items():
         print(f"\n{name}: {ratio:.2f}", end="")
     print()

@@ -25,8 +25,13 @@ def accepted(kind: Any, name: str) -> str:
     except gpumem.ConfigError as error:
         text = str(error).partition(": expected ")[2]
         text = re.sub(r"an integer (from \d+ to \d+), or a size.*", r"bytes \1", text)
-        return text.replace(str(2**64 - 1), "2**64 - 1").replace(str(2**63 - 1), "2**63 - 1")
+        return powers(text)
     raise AssertionError(f"{name} accepts anything")
+
+
+def powers(text: str) -> str:
+    """Return a text with the largest sizes as powers of two."""
+    return text.replace(str(2**64 - 1), "2**64 - 1").replace(str(2**63 - 1), "2**63 - 1")
 
 
 def meaning(kind: Any, name: str) -> str:
@@ -44,7 +49,7 @@ def table(kind: Any) -> str:
     defaults = kind()
     rows = ["| setting | default | accepted | meaning |", "| --- | --- | --- | --- |"]
     for each in fields(kind):
-        default = defaults._text_of(each.name)
+        default = powers(defaults._text_of(each.name))
         rows.append(
             f"| `{each.name}` | `{default}` | {accepted(kind, each.name)} | "
             f"{meaning(kind, each.name)} |"

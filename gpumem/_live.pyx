@@ -45,7 +45,7 @@ from gpumem._support.forks import ForkLock
 
 
 cdef enum:
-    LIVE_VERSION = 3            # changes with the structs below and ArenaCounts
+    LIVE_VERSION = 4            # changes with the structs below and ArenaCounts
     LIVE_HEADER_BYTES = 4096
     LIVE_RESOURCES = 256        # room in a copy; further ones are only counted
     LIVE_BUDGETS = 128

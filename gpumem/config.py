@@ -509,8 +509,9 @@ class ArenaConfig(_Settings):
         `Arena.enable_peer`; the arena's own is left out. "none": only by `Arena.enable_peer`. Each
         peer costs the driver about as much again for each page that is mapped or moved.
     sleep_keep_bytes : int
-        Bytes of pinned host memory that each tag keeps when it wakes, so that its next
-        `Arena.sleep` need not make them. 0: none.
+        Bytes of pinned host memory that each tag keeps at most when it wakes, so that its next
+        `Arena.sleep` need not make them. No tag keeps more than the host has available besides,
+        and `Arena.shrink` releases all of them. 0: none.
     enable : bool
         False: every call calls the driver.
 
@@ -549,7 +550,7 @@ class ArenaConfig(_Settings):
         None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
     )
     peers: str | tuple[Device, ...] = _setting("on_use", _peers)
-    sleep_keep_bytes: int = _setting(0, _size(0, MAX_BYTES))
+    sleep_keep_bytes: int = _setting(MAX_BYTES, _size(0, MAX_BYTES))
     enable: bool = _setting(True, _boolean)
 
     if TYPE_CHECKING:
@@ -656,7 +657,7 @@ class ArenaConfig(_Settings):
             oom_wait_ms=0,
             page_move_threshold=(self if paged else usual).page_move_threshold,
             page_move_budget=1.0 if paged else usual.page_move_budget,
-            sleep_keep_bytes=0,
+            sleep_keep_bytes=usual.sleep_keep_bytes,
             peers="on_use" if self.peers == "on_use" else "none",
         )
 

@@ -66,6 +66,9 @@ class Stats:
         used up.
     asleep_bytes : int
         Bytes of live blocks that are stored elsewhere while they are asleep; not dropped ones.
+    kept_for_sleep : int
+        Bytes of pinned host memory that are kept from the last sleep for the next one; `shrink`
+        releases them.
     virtual : int
         Of `reserved`, bytes that virtual tensors hold; their pages in use also count in `in_use`
         and `requested_in_use`.
@@ -98,6 +101,7 @@ class Stats:
     driver_calls: int
     moves_refused: int = field(default=0, kw_only=True)
     asleep_bytes: int = field(default=0, kw_only=True)
+    kept_for_sleep: int = field(default=0, kw_only=True)
     virtual: int = field(default=0, kw_only=True)
 
     def __repr__(self) -> str:

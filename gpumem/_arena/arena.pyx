@@ -397,6 +397,8 @@ cdef class Arena(MemoryResource):
     def shrink(self):
         """Release every region without a live block to the driver.
 
+        Also released is pinned host memory that tags keep for their next `sleep`.
+
         Memory that unfinished work may still use stays: work of streams that freed blocks, or that
         were recorded for them. Other streams are waited for only where the driver does so: for
         pinned and managed memory, blocks that were made for a transport or registered, and on a

@@ -345,8 +345,8 @@ def test_file_is_removed_by_the_end_of_its_own_process(tmp_path):
     assert not (tmp_path / "asleep").exists()
 
 
-def test_kept_memory_is_copied_into_again(make_arena, host):
-    arena = make_arena({"sleep_keep_bytes": 64 * MIB})
+def test_memory_of_a_sleep_is_kept_and_copied_into_again(make_arena, host):
+    arena = make_arena()
     block = arena.allocate(8 * MIB)
     fill(block, 1)
     arena.sleep()

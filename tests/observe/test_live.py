@@ -412,11 +412,11 @@ def test_link_in_a_pages_place_is_not_followed(stray):
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_page_of_another_version_is_reported_and_removed_with_its_process(stray, alive):
-    stray.write_bytes(b"gpumemTP\4" + bytes(9999))
+    stray.write_bytes(b"gpumemTP\5" + bytes(9999))
     with stray.open("rb") as file:
         if alive:
             fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(gpumem.GpumemError, match="has version 4: this gpumem reads version 3"):
+        with pytest.raises(gpumem.GpumemError, match="has version 5: this gpumem reads version 4"):
             observe.LivePage.of_process(2**31 - 8)
         assert stray.exists() == alive
 
@@ -447,7 +447,7 @@ def test_page_with_records_of_another_size_is_of_another_gpumem(stray):
 
 def test_another_layout_has_another_version():
     layout = live._RESOURCE.format, _live.COUNTERS, live._BUDGET.format, live._COPY.format
-    assert (live._VERSION, zlib.crc32(repr(layout).encode())) == (3, 1730739509)
+    assert (live._VERSION, zlib.crc32(repr(layout).encode())) == (4, 4165281998)
 
 
 def test_page_with_copies_larger_than_its_file_is_damaged(stray):

@@ -644,6 +644,7 @@ cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept
     counts.pages_moved = load64(&large.moved) + load64(&small.moved)
     counts.moves_refused = load64(&large.spared) + load64(&small.spared)
     counts.asleep_bytes = load64(&arena.sleeper.nbytes)
+    counts.kept_for_sleep = load64(&arena.sleeper.kept)
     counts.live_spans = load32(<const uint32_t*>&arena.live_spans)
     counts.graphs = load32(<const uint32_t*>&arena.graphs)
     counts.driver_calls = (backing_calls(arena) + load64(&arena.stats.events_recorded)

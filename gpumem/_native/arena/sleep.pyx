@@ -23,8 +23,9 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_lacks, sleeper_release, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
-    space_list_pages, space_map_kept, span_list_bytes, span_list_pages, span_uses, StorePlace,
+    sleeper_lacks, sleeper_release, sleeper_release_kept, sleeper_sleep, sleeper_wake, SleepPiece,
+    space_drop_dormant, space_list_pages, space_map_kept, span_list_bytes, span_list_pages,
+    span_uses, StorePlace,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -415,6 +416,21 @@ cdef void keep_orphan(void* owner, uint64_t memory) noexcept nogil:
     cdef ArenaCore* arena = <ArenaCore*>owner
     arena.spaces[0].context = arena.context
     orphan_add(&arena.spaces[0], memory)
+
+
+cdef void arena_release_kept(ArenaCore* arena) noexcept nogil:
+    cdef ArenaCore* pool = pool_next(arena, NULL)
+    while pool != NULL:
+        release_kept(pool)
+        pool = pool_next(arena, pool)
+    release_kept(arena)
+
+
+cdef void release_kept(ArenaCore* arena) noexcept nogil:
+    lock_acquire(&arena.grow_lock)
+    if arena_is_open(arena):
+        sleeper_release_kept(&arena.sleeper)
+    lock_release(&arena.grow_lock)
 
 
 cdef void copy_forget(ArenaCore* arena) noexcept nogil:

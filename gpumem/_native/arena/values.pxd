@@ -201,6 +201,7 @@ cdef struct ArenaCounts:
     uint64_t largest_free
     uint64_t pages_moved
     uint64_t asleep_bytes
+    uint64_t kept_for_sleep
     uint64_t moves_refused
     uint64_t driver_calls
     uint64_t rows_in_use        # of `in_use`: rows of virtual tensors

@@ -9,8 +9,8 @@ from gpumem._native.pages.plan cimport (
 )
 from gpumem._native.pages.sleep cimport (
     FILE_FAILED, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_lacks, sleeper_release, sleeper_sleep, sleeper_wake, SleepPiece, STORE_DEVICE,
-    STORE_FILE, STORE_HOST, StorePlace,
+    sleeper_lacks, sleeper_release, sleeper_release_kept, sleeper_sleep, sleeper_wake, SleepPiece,
+    STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
     budget_earn, budget_fill, budget_init, budget_rested, budget_slack, budget_spend, MappedPage,

@@ -48,7 +48,7 @@ cdef struct StorePlace:
     int file                # STORE_FILE: open, with `room` bytes from `offset` on
     uint64_t offset
     uint64_t room
-    uint64_t keep           # STORE_HOST: bytes of chunks that are kept for the next sleep
+    uint64_t keep           # STORE_HOST: bytes of chunks that are kept for the next sleep, at most
 
 cdef struct StoreChunk:
     uint64_t address        # 0: not made
@@ -94,6 +94,7 @@ cdef struct Sleeper:
     uint32_t piece_count
     uint32_t piece_capacity
     uint64_t nbytes         # of the pieces; read without a lock
+    uint64_t kept           # bytes of the store while awake; read without a lock
     uint64_t copied         # bytes from the store's beginning with completed copies
     uint32_t cursor         # the piece to be copied next
     uint64_t within         # bytes of it that are queued
@@ -122,3 +123,5 @@ cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil
 cdef void sleeper_forget_pages(Sleeper* sleeper) noexcept nogil
 # Ends a sleep: forgets pages and pieces, and the store but for what is to be kept.
 cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil
+# Releases what an earlier sleep has kept. It is awake.
+cdef void sleeper_release_kept(Sleeper* sleeper) noexcept nogil

@@ -111,6 +111,7 @@ cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                                                         sleeper.nbytes)
     if sleeper.no_store:
         return CUDA_ERROR_OUT_OF_MEMORY
+    store64(&sleeper.kept, 0)
     code = context_enter(sleeper.context)
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
@@ -662,8 +663,21 @@ cdef void store_close(Store* store, uint64_t keep) noexcept nogil:
         store.chunks = NULL
 
 
+cdef uint64_t bytes_to_keep(const Store* store) noexcept nogil:
+    # The host has at least as much memory available besides.
+    cdef uint64_t held = store_bytes(store)
+    cdef uint64_t available = memory_available(CONTROL_GROUPS) if held else 0   # 0: unknown
+    return min(store.place.keep, (held + available) // 2 if available else held)
+
+
+cdef void sleeper_release_kept(Sleeper* sleeper) noexcept nogil:
+    store_close(&sleeper.store, 0)
+    store64(&sleeper.kept, store_bytes(&sleeper.store))
+
+
 cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil:
-    store_close(&sleeper.store, sleeper.store.place.keep)
+    store_close(&sleeper.store, bytes_to_keep(&sleeper.store))
+    store64(&sleeper.kept, store_bytes(&sleeper.store))
     store64(&sleeper.nbytes, 0)
     sleeper.copied = 0
     sleeper_forget_pages(sleeper)
