@@ -365,10 +365,18 @@ def require_tools() -> None:
         )
 
 
+def description() -> str:
+    """Return the README for the package index, which has none of the files that it links to."""
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)\n*", "", Path("README.md").read_text())
+    return re.sub(r"\[([^]]*)\]\((?!https:)[^)]*\)", r"\1", text)
+
+
 if __name__ == "__main__":
     if {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"} & set(sys.argv):
         require_tools()
     setup(
+        long_description=description(),
+        long_description_content_type="text/markdown",
         options={"build_ext": {"force": SWITCHED}},
         cmdclass={"build_ext": BuildModules},
         ext_modules=extensions(),

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import sys
 import time
 from pathlib import Path
 
-import torch
-from fastsafetensors import fastsafe_open
-
 import gpumem
+
+try:
+    import torch
+    from fastsafetensors import fastsafe_open
+except ImportError as error:
+    print(f"this example needs PyTorch and fastsafetensors: {error}")
+    sys.exit()
 
 LAYERS, WIDTH = 16, 2048
 

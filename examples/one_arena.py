@@ -80,6 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max-mem", default=str(1 << 30), help="bytes, for all together")
     chosen = parser.parse_args()
+    if not (driver := gpumem.driver_status()).available:
+        raise SystemExit(f"this example needs a GPU: {driver.reason}")
     arena = gpumem.Arena("cuda:0", {"max_mem": chosen.max_mem})
     for name in enable(arena):
         LIBRARIES[name][1]()

@@ -35,6 +35,14 @@ def test_every_pyx_is_a_module(modules):
     assert len(modules) == len(names) + 2  # Cython's own functions, and the null CUDA
 
 
+def test_description_for_the_index_has_no_links_into_the_tree(script, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = script["description"]()
+    assert "](" in (ROOT / "README.md").read_text()
+    assert "](" not in text.replace("](https:", "")
+    assert text.startswith("# gpumem\n")
+
+
 # Against a PyTorch, where it is installed.
 COMPILED_LATER = {"gpumem/integrations/torch/allocator.cpp"}
 
