@@ -6,7 +6,12 @@ documents of the root by the same paths as in the tree.
 
 import importlib
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
 from sphinx.util import logging
 
 import gpumem
@@ -39,6 +44,8 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "gpumem"
 html_extra_path = ["site"]  # index.html, which leads from the top to the first page
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 napoleon_use_ivar = (
     True  # a class's attributes are a list in its description, not entries of their own
 )
@@ -121,8 +128,31 @@ def keep_for_contributors(app, env):
             env.metadata[page] |= {"nosearch": True, "orphan": True}
 
 
+class Program(Directive):
+    """The output of a program of the tree, run as the pages are made."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self):
+        """Run the program; one that fails is an error of the pages."""
+        done = subprocess.run(
+            [sys.executable, "-P", *self.arguments[0].split()],
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode:
+            raise self.error(f"{self.arguments[0]} failed: {done.stderr}")
+        shown = f"$ python {self.arguments[0]}\n{done.stdout}"
+        return [nodes.literal_block(shown, shown, language="console")]
+
+
 def setup(app):
     """Connect the functions above."""
+    app.add_directive("program", Program)
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
     app.connect("source-read", add_index_entries)
     app.connect("env-updated", keep_for_contributors)

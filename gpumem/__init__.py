@@ -1,4 +1,4 @@
-"""One memory layer beneath every Python GPU library.
+"""GPU memory in Python: seen, predicted, limited, and shared between libraries.
 
 Importing it requires no driver, no GPU and no framework: the host is a device too. Names that few
 programs use, and the packages in it (`gpumem.observe`, `gpumem.planning`, ...), are imported on

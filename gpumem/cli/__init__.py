@@ -65,7 +65,7 @@ class Commands(Mapping[str, click.Command]):
 @click.version_option(gpumem.__version__, prog_name="gpumem", message="%(prog)s %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
-    """One memory layer beneath every Python GPU library."""
+    """GPU memory in Python: see it, predict it, limit it, and share it between libraries."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
