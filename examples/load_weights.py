@@ -11,8 +11,8 @@ that copy.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import sys
+import tempfile
 import time
 from pathlib import Path
 
