@@ -68,7 +68,7 @@ def test_no_point_is_above_the_limit_if_that_can_be_and_no_chosen_item_is_spare(
         def highest(chosen, items=items, lives=lives):
             left = list(lives)
             for i in chosen:
-                for point in range(items[i].begin + 1, items[i].end - AHEAD):
+                for point in range(items[i].begin + 1, items[i].end - AHEAD + 1):
                     left[point] -= items[i].nbytes
             return max(left)
 

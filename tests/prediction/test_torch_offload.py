@@ -32,7 +32,7 @@ class CpuMover:
         self.ends = 0
 
     def live(self):
-        return 1000, 1000
+        return 1000, 1000, 0
 
     def slab(self, nbytes):
         if nbytes > self.room:

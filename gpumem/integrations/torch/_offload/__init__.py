@@ -279,9 +279,9 @@ class Offload:
         """Begin a record, with host memory if it moves."""
         module = self._inside.paths[-1] if self._inside.paths else ""
         planner, nbytes = self.planner, storage.nbytes()
-        live, peak = self.mover.live()
-        moves = planner.save(module, nbytes, live, peak)
-        self.mover.wait_for_room(planner.room(live) + planner.margin)
+        live, peak, waste = self.mover.live()
+        moves = planner.save(module, nbytes, live, peak, waste)
+        self.mover.wait_for_room(planner.room(live) + planner.margin / 2)
         record = _Record(self, ref, nbytes, version, module)
         if record.number == 0:
             self.mover.host.begin_step()
@@ -331,12 +331,17 @@ class Offload:
             original = self._revive(record.original)
             if original is not None and original.nbytes() != record.nbytes:
                 original = None  # it was resized
-            live, peak = self.mover.live()
+            live, peak, waste = self.mover.live()
             frees = saved.tensor is None and original is None
             self.planner.need(
-                record.step, record.number, live, peak, frees=frees or record.host is None
+                record.step,
+                record.number,
+                live,
+                peak,
+                waste,
+                frees=frees or record.host is None,
             )
-            live += self.mover.wait_for_room(self.planner.room(live) + self.planner.margin)
+            live += self.mover.wait_for_room(self.planner.room(live) + self.planner.margin / 2)
             storage = original
             if saved.tensor is None and original is None:
                 storage = self._wait(record)

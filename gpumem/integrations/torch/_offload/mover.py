@@ -23,11 +23,17 @@ class Mover:
         self.host = HostMemory(self._pinned)
         self._leaving: deque[tuple[Any, int]] = deque()  # the ends of copies to the host, bytes
 
-    def live(self) -> tuple[int, int]:
-        """Return the bytes that PyTorch has allocated, and the highest there were."""
+    def live(self) -> tuple[int, int, int]:
+        """Return the bytes that PyTorch has allocated, the highest there were, and those between.
+
+        The last are free bytes of memory that cannot be released, since other blocks lie in it.
+        """
         found = self._torch.cuda.memory_stats_as_nested_dict(self.device)
-        allocated = found["allocated_bytes"]["all"] if found else {"current": 0, "peak": 0}
-        return allocated["current"], allocated["peak"]
+        if not found:
+            return 0, 0, 0
+        allocated = found["allocated_bytes"]["all"]
+        between = found["inactive_split_bytes"]["all"]["current"]
+        return allocated["current"], allocated["peak"], between
 
     def require_no_capture(self) -> None:
         """Raise `IntegrationError` while a CUDA graph is captured."""
@@ -46,7 +52,7 @@ class Mover:
         flat.record_stream(self._stream)
         self._leaving.append((self._stream.record_event(), last - first))
 
-    def wait_for_room(self, room: int) -> int:
+    def wait_for_room(self, room: float) -> int:
         """Wait until the copies under way hold at most `room` bytes that are free otherwise.
 
         Returns the bytes that they hold.

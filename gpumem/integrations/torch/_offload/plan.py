@@ -17,7 +17,8 @@ AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
 LOOK_AHEAD = 64
 """The storages that are brought back ahead at most, if there is room for them."""
-_MARGIN = 32  # the part of the limit that is left to fragmentation
+_MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
+_MAX_WASTE = 16  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
 
@@ -61,6 +62,8 @@ class TrainingStep:
         Bytes above those of both its ends that the time before each point needs at most.
     highest : int
         Bytes that were really allocated at the highest point.
+    waste : int
+        Bytes between the blocks at that point, which no large block can have.
     slack : int
         The most bytes that were seen to be needed between two points, above those at both.
     largest : int
@@ -73,6 +76,7 @@ class TrainingStep:
     lives: list[int] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     highest: int = 0
+    waste: int = 0
     slack: int = 0
     largest: int = 0
     tops: list[float] = field(default_factory=list)
@@ -105,7 +109,7 @@ def choose(
     spans = {}
     lengths = {}
     for i, each in enumerate(items):
-        begin, end = each.begin + 1, (len(tops) if each.end is None else each.end) - AHEAD
+        begin, end = each.begin + 1, len(tops) if each.end is None else each.end - AHEAD + 1
         span = slice(bisect_left(high, begin), bisect_left(high, end))
         if each.frees and span.start < span.stop:
             spans[i], lengths[i] = span, end - begin
@@ -152,13 +156,17 @@ class Planner:
         self._scale = 1.0
         self._peak: int | None = None
         self._live = self._out = 0  # at the last point
+        self._waste = 0
         self._is_backward = False
 
-    def save(self, key: str, nbytes: int, live: int, peak: int) -> bool:
-        """Note that a storage is saved; return whether it moves. `live` bytes are allocated."""
+    def save(self, key: str, nbytes: int, live: int, peak: int, waste: int = 0) -> bool:
+        """Note that a storage is saved; return whether it moves.
+
+        `live` bytes are allocated, at most `peak` were, and `waste` lie between blocks.
+        """
         if self._is_backward:
             self.end_step()
-        self._add_point(live, peak)
+        self._add_point(live, peak, waste)
         step = self.step
         number = len(step.items)
         step.largest = max(step.largest, nbytes)
@@ -174,13 +182,15 @@ class Planner:
         start = step.lives[0]
         return live > start + (self.usable() - start - self.coming) / 2
 
-    def need(self, step: TrainingStep, number: int, live: int, peak: int, *, frees: bool) -> None:
+    def need(
+        self, step: TrainingStep, number: int, live: int, peak: int, waste: int = 0, *, frees: bool
+    ) -> None:
         """Note that the backward pass of a step needs a storage."""
         item = step.items[number]
         if step is not self.step or item.end is not None:
             return
         self._is_backward = True
-        self._add_point(live, peak)
+        self._add_point(live, peak, waste)
         item.end, item.frees = len(step.lives) - 1, item.frees and frees
 
     def has_room(self, number: int, live: int) -> bool:
@@ -216,14 +226,15 @@ class Planner:
         """Keep the step under way as the plan of a next one like it."""
         step, self.step = self.step, TrainingStep(slack=self.step.slack)
         self._is_backward = False
-        if self.plan is not None and step.highest > self.limit:
-            step.slack += step.highest - self.limit
         step.end()
+        self._waste = min(step.waste, self.limit // _MAX_WASTE)
         if step.items:
             self._steps[step.items[0].key] = step
 
-    def _add_point(self, live: int, peak: int) -> None:
+    def _add_point(self, live: int, peak: int, waste: int) -> None:
         step = self.step
+        if live >= step.highest:
+            step.waste = waste
         bound = math.inf  # the program has begun a new peak
         if self._peak is not None and peak > self._peak:
             before = step.lives[-1] if step.lives else live + self.out
@@ -242,7 +253,7 @@ class Planner:
     @property
     def margin(self) -> int:
         """Bytes of the limit that are left to fragmentation, and to copies under way."""
-        return self.limit // _MARGIN
+        return self.limit // _MARGIN + max(self._waste, self.limit // _MARGIN)
 
     def usable(self) -> int:
         """Return the bytes that the points of a step without a plan may have."""
