@@ -36,6 +36,7 @@ MAX_SETS = 128
 MAX_PEERS = 256  # connections; further ones wait
 BACKLOG = 64  # connections in the queue
 PAUSE_SECONDS = 0.05  # while no connection can be accepted
+CHECK_SECONDS = 60.0  # between two looks at the socket's file
 RUNS_ALREADY = 3  # exit status
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,99}", re.ASCII)
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -115,10 +116,16 @@ def kept_set(name: str, descriptors: list[int]) -> KeptSet:
 
 
 class Keeper:
-    """Answers requests on a listening socket until it has held no set for `idle` seconds."""
+    """Answers requests on a listening socket until it has held no set for `idle` seconds.
+
+    It also ends when the socket's file is gone, as the runtime folder of a user who logs out: the
+    sets could no longer be opened or dropped.
+    """
 
     def __init__(self, listener: socket.socket, idle: float | None) -> None:
         self.listener = listener
+        self.path = listener.getsockname()
+        self.file = os.stat(self.path)
         self.idle = idle
         self.sets: dict[str, KeptSet] = {}
         self.peers: set[Peer] = set()
@@ -129,17 +136,25 @@ class Keeper:
         self.selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Answer until the keeper has held nothing for `idle` seconds."""
+        """Answer until the keeper ends."""
         empty_since = time.monotonic()
-        while self.idle is None or self.sets or time.monotonic() - empty_since < self.idle:
+        while self.is_reachable() and (
+            self.idle is None or self.sets or time.monotonic() - empty_since < self.idle
+        ):
             is_ending = self.idle is not None and not self.sets
-            for key, _ in self.selector.select(PAUSE_SECONDS if is_ending else None):
+            for key, _ in self.selector.select(PAUSE_SECONDS if is_ending else CHECK_SECONDS):
                 if key.data is None:
                     self._accept()
                 else:
                     self._serve(key.data)
             if self.sets:
                 empty_since = time.monotonic()
+
+    def is_reachable(self) -> bool:
+        """Return whether the socket's file is still this keeper's."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.stat(self.path), self.file)
+        return False
 
     def _accept(self) -> None:
         try:
@@ -318,8 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gpumem keep: a keeper runs in {options.folder} already", file=sys.stderr)
         return RUNS_ALREADY
     sets = inherited()
-    path = f"{options.folder}/keeper"
-    listener = listen(path)
+    listener = listen(f"{options.folder}/keeper")
     # The parent of this fork ends: connections wait in the queue until the child serves them.
     if options.detach and os.fork():
         os._exit(0)
@@ -334,8 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
     notify("READY=1")
     with contextlib.suppress(KeyboardInterrupt):
         keeper.serve()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # while this process has the lock
+    if keeper.is_reachable():
+        os.unlink(keeper.path)  # while this process has the lock
     return 0
 
 

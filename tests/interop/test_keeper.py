@@ -264,6 +264,22 @@ def test_answer_of_something_else_is_an_error(tmp_path, monkeypatch, answer, mes
         thread.join()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_keeper_ends_without_its_socket(tmp_path, monkeypatch, is_replaced):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keeper, "CHECK_SECONDS", 0.01)
+    with contextlib.ExitStack() as stack:
+        made = keeper.Keeper(stack.enter_context(keeper.listen("keeper")), None)
+        thread = threading.Thread(target=made.serve, daemon=True)
+        thread.start()
+        if is_replaced:
+            stack.enter_context(keeper.listen("keeper"))
+        else:
+            os.unlink("keeper")
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def test_folder_has_one_lock(tmp_path):
     first = keeper.lock(str(tmp_path))
     assert keeper.lock(str(tmp_path)) is None
