@@ -5,13 +5,15 @@
 On a GPU each program is a process of PyTorch that `gpumem run --node-limit` starts; on the host
 device it has an arena. `--limit` is that of the node (24 GiB; on the host device 256 MiB). Parts:
 
-- lease: microseconds of a charge that leases a chunk, and of one without a node.
+- lease: microseconds of a charge that leases a chunk, of a name and of the device, where each
+  lease asks the driver, and of one without a node.
 - idle: milliseconds until a program has two thirds of the limit that another one's cache holds.
 - many: two and eight programs that allocate and free at random for some seconds.
 - peaks: the largest sum of two VirtualTensors that grow and shrink in turn, over the limit.
 - start: two programs that at once take nine tenths of the memory that they find free, 20 times.
 - kill: after a SIGKILL, milliseconds until the process has ended, until its slot can be refunded,
-  until the device has the memory again, and whether another program gets it at once.
+  until the device has the memory again, and whether another program gets it at once, of a name and
+  of the device.
 """
 
 from __future__ import annotations
@@ -176,9 +178,11 @@ class Program:
 
 
 @contextmanager
-def programs(device: str, limit: int, names: list[str]) -> Iterator[tuple[str, list[Program]]]:
+def programs(
+    device: str, limit: int, names: list[str], prefix: str = ""
+) -> Iterator[tuple[str, list[Program]]]:
     """Start programs on a node of their own; `names` are below it, or empty."""
-    node = f"bench-{os.getpid()}-{next(numbers)}"
+    node = f"{prefix}bench-{os.getpid()}-{next(numbers)}"
     keeper = Budget(limit, node=node)  # its slot holds nothing
     with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
         made = list(pool.map(lambda name: Program(device, node + name), names))
@@ -186,7 +190,13 @@ def programs(device: str, limit: int, names: list[str]) -> Iterator[tuple[str, l
             stack.callback(each.end)
         yield node, made
     assert keeper.used == 0
+    remove(keeper)
+
+
+def remove(budget: Budget) -> None:
+    """Remove the file of a node; this process still has a slot of it."""
     with suppress(OSError):
+        node = str(budget.node).partition("/")[0]
         Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{node}").unlink()
 
 
@@ -200,8 +210,12 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def lease(device: str, limit: int) -> dict[str, Any]:
     """Time charges of 256 MiB, each of which leases a chunk."""
-    node = f"bench-{os.getpid()}-{next(numbers)}"
-    budgets = {"node": Budget("1TiB", node=node), "without": Budget("1TiB")}
+    name = f"bench-{os.getpid()}-{next(numbers)}"
+    budgets = {
+        "name": Budget("1TiB", node=name),
+        "device": Budget("1TiB", node=f"{gpumem.Device(device)}/{name}"),
+        "without": Budget("1TiB"),
+    }
     samples: dict[str, list[float]] = {name: [] for name in budgets}
     kept = []
     for _ in range(2000):
@@ -209,7 +223,9 @@ def lease(device: str, limit: int) -> dict[str, Any]:
             begin = time.perf_counter_ns()
             kept.append(budget.reserve(256 * MIB))
             samples[name].append(time.perf_counter_ns() - begin)
-    Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{node}").unlink()
+            kept[-1].commit()
+    remove(budgets["name"])
+    remove(budgets["device"])
     return {f"us, {name}": statistics.median(each) / 1e3 for name, each in samples.items()}
 
 
@@ -300,9 +316,8 @@ def kill(device: str, limit: int) -> dict[str, Any]:
     is_host = device == "host"
     nbytes = limit * 7 // 10 if is_host else where.total_bytes * 7 // 10
     times: dict[str, list[float]] = {"ended": [], "slot": [], "memory": []}
-    with programs(device, nbytes * 11 // 10, [""] * (KILLS + 1)) as (node, each):
+    with programs(device, nbytes * 11 // 10, [""] * KILLS) as (node, each):
         view = NodeView(node)
-        last = each.pop()
         for one in each:
             if one("take", nbytes) is None:
                 return {"refused": one("refusal")}
@@ -322,18 +337,18 @@ def kill(device: str, limit: int) -> dict[str, Any]:
                     times[name].append((time.perf_counter() - begin) * 1e3)
                     missing.discard(name)
             one.end()
-        # The next one asks at once: it has the memory, or the driver refuses it.
-        holder = Program(device, node)
-        holder("take", nbytes)
-        holder.end()
-        took = last("take", nbytes)
-        holder.end()
-        why = last("refusal") if took is None else ""
     found: dict[str, Any] = {
         f"ms until {name}": " ".join(f"{each:.1f}" for each in sorted(values))
         for name, values in times.items()
     }
-    return found | {"next program": why or f"{took * 1e3:.1f} ms"}
+    for title, prefix in {"name": "", "device": f"{where}/"}.items():
+        with programs(device, nbytes * 11 // 10, [""] * 2, prefix) as (_, each):
+            each[0]("take", nbytes)
+            each[0].process.kill()
+            took = each[1]("take", nbytes)
+            why = each[1]("refusal") if took is None else f"{took * 1e3:.1f} ms"
+            found[f"next program, of a {title}"] = why.partition("\n")[0]
+    return found
 
 
 def has_ended(process: int) -> bool:

@@ -14,12 +14,13 @@ from gpumem._native.budget cimport (
     budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._node.page cimport (
-    ask_others, close_page, ensure_open, keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY,
-    NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT,
-    NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM, NODE_VERSION, NodeCore, NodePage, NodeSlot,
-    open_page, read_page, room_under, slot_is_dead, sum_under, TEXT_BYTES, unlock_names,
-    write_limit, JOIN_WAIT, POLL,
+    ask_others, close_page, device_memory, due_of_device, ensure_open, keep_node, lock_names,
+    MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE,
+    NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
+    NODE_VERSION, NodeCore, NodePage, NodeSlot, open_page, read_page, room_under, slot_is_dead,
+    sum_under, TEXT_BYTES, unlock_names, write_limit, JOIN_WAIT, POLL,
 )
+from gpumem._native.driver cimport DriverDevice
 from gpumem._support.atomics cimport store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -27,6 +28,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
 
 from gpumem._support.sizes import format_size
+from gpumem.device import Device
 from gpumem.errors import NodeError
 from gpumem.stats import BudgetLevel, NodeHolder
 
@@ -75,16 +77,21 @@ cdef class NodeMember:
         change_limit(self.core, limit, True)
 
     def levels(self):
-        """Return a BudgetLevel of this name and of each above it."""
+        """Return a BudgetLevel of this name, of each above it, and of the node's device."""
         cdef NodePage page
+        cdef uint64_t left, total
         cdef uint32_t name = self.core.own.name
         found = []
         require_outcome(self.core, copy_page(self.core, &page))
         while True:
             found.append(level_of(&page, name))
             if page.names[name].parent == 0:
-                return tuple(found)
+                break
             name = page.names[name].parent - 1
+        if device_memory(self.core, &left, &total):
+            found.append(BudgetLevel("the device",
+                                     total - left + due_of_device(self.core, True), total))
+        return tuple(found)
 
     def holders(self):
         """Return a NodeHolder of each process on the node, the largest first."""
@@ -157,6 +164,7 @@ cdef tuple holders_of(NodeCore* core, const NodePage* page):
 
 
 cdef NodeCore* make_core(str name) except NULL:
+    """Make one of a name that begins with a name of the user's, or a device's UUID."""
     cdef NodeCore* core
     cdef bytes text
     if not NAME.fullmatch(name) or len(name) >= TEXT_BYTES or set(name.split("/")) & {".", ".."}:
@@ -178,6 +186,18 @@ cdef NodeCore* make_core(str name) except NULL:
     core.limit = BUDGET_UNLIMITED
     core.fd = core.bell = -1
     return core
+
+
+cdef DriverDevice device_of(str name):
+    """Return the device that a name begins with, such as "cuda:0/tenant-a"; None: with none."""
+    head = name.partition("/")[0]
+    return Device(head)._open() if ":" in head else None
+
+
+cdef str known_name(str name):
+    """Return a name with the UUID of the device that it begins with, which processes number."""
+    head, slash, rest = name.partition("/")
+    return Device(head).uuid + slash + rest if ":" in head else name
 
 
 cdef uint32_t read_group() except? <uint32_t>-1:
@@ -235,14 +255,18 @@ cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1
 
 cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
                           object relieve):
-    cdef NodeMember node = nodes.get(name)
+    cdef DriverDevice device = device_of(name)
     cdef NodeCore* core
+    name = known_name(name)
+    cdef NodeMember node = nodes.get(name)
     cdef int outcome
     cdef uint64_t wait = int(deadline * 1e9)
     cdef bint is_new = node is None
     if is_new:
         node = NodeMember(name, priority, relieve)
     core = node.core
+    if device is not None:
+        core.context = &device.context
     if core.level == NULL:
         core.level = budget_make(NULL, core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
         require_memory(core.level != NULL, "joining a node")
@@ -280,7 +304,7 @@ cdef class NodeView:
 
     def __cinit__(self, name):
         cdef int outcome
-        self.core = make_core(name)
+        self.core = make_core(known_name(name))
         outcome = open_page(self.core, False)
         if outcome == NODE_OK:
             unlock_names(self.core)

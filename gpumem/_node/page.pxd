@@ -3,10 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
+from gpumem._native.driver cimport DeviceContext
 from gpumem._support.lock cimport Lock
 
 cdef enum:
-    NODE_VERSION = 1            # changes with the structs below
+    NODE_VERSION = 2            # changes with the structs below
     NODE_NAMES = 31
     NODE_SLOTS = 128
     RECORD_BYTES = 128
@@ -16,6 +17,7 @@ cdef enum:
     MAX_CLAIMS = 16             # for one lease
     CHUNK = 268435456           # bytes of a lease
     CHUNK_PARTS = 16            # and at most this part of what the node has left
+    DEATH_WAIT = 2_000_000_000  # ns after it, in which the driver may still release its memory
     JOIN_WAIT = 2_000_000_000   # ns that a process waits for another one that joins
     POLL = 200_000              # ns between two looks of a process that waits for others
 
@@ -43,7 +45,8 @@ cdef struct NodeHeader:
     uint32_t names
     uint32_t slots
     uint32_t record_bytes
-    uint64_t[13] unused
+    uint64_t refunded_at        # ns, monotonic: when the latest slot of a dead process was freed
+    uint64_t[12] unused
 
 # A record that is all zeros is free.
 cdef struct NodeName:
@@ -69,7 +72,8 @@ cdef struct NodeSlot:
     uint64_t answered_at        # ns, monotonic: when it began to serve the requests up to then
     uint64_t answered_bytes     # released
     uint64_t answer
-    uint64_t[2] unused
+    uint64_t unallocated        # bytes of `held` that were leased and not allocated at the write
+    uint64_t asks_device        # whether the device lacks the bytes asked for, not a limit alone
 
 cdef struct NodePage:
     NodeHeader header
@@ -90,6 +94,7 @@ cdef struct NodeCore:
     uint32_t slot               # index
     NodeSlot own                # as the page has it
     NodePage* page              # as last read
+    DeviceContext* context      # of the device that the node is of; NULL: of none
     BudgetCore* level           # what is leased is what is left in it, with what it has charged
     NodeCore* next
     void* face                  # the NodeMember
@@ -111,7 +116,12 @@ cdef void unlock_names(NodeCore* node) noexcept nogil
 cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil
 # Bytes that are held, or claimed, under a name.
 cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept nogil
-# Bytes that this process's name and those above it have left, and the one that has the least left.
+# Free bytes of the node's device, and all; False: the node is of none, or it does not answer.
+cdef bint device_memory(const NodeCore* node, uint64_t* free_bytes, uint64_t* total) noexcept nogil
+# Bytes that processes lease, or claim, of the device, and have not allocated yet.
+cdef uint64_t due_of_device(const NodeCore* node, bint held) noexcept nogil
+# Bytes that this process's name, those above it and the device have left, and the name that has the
+# least left; the root, if it is the device.
 cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) noexcept nogil
 # Has the children of forks leave the node.
 cdef void keep_node(NodeCore* node) noexcept nogil

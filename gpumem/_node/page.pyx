@@ -19,6 +19,12 @@ ends a read early, where an access of a mapping would be fatal, and a file that 
 name cannot be sealed. Each record has a checksum, because a read may see half of a write; numbers
 and texts of a record are checked before they are used.
 
+A node may be of a device. Then each lease also asks the driver for its free bytes, less what was
+leased and is not allocated yet: so memory counts that was not allocated through gpumem, and two
+processes that begin at once see each other's leases. Each slot says how much of its lease was not
+allocated when it was written; what was allocated since counts twice until the process writes again,
+at the latest when others ask it for memory.
+
 A process that lacks memory writes that into its slot and touches the file's times. A thread in each
 process waits for that, releases what is idle, and calls the `on_pressure` callbacks.
 """
@@ -30,6 +36,9 @@ from posix.unistd cimport close, getpid
 from gpumem._native.budget cimport (
     budget_add, budget_left, budget_load, budget_refusing, budget_uncharge, BUDGET_UNLIMITED,
     lease_for, release_idle_below,
+)
+from gpumem._native.driver cimport (
+    context_enter, context_is_dead, context_leave, CUDA_SUCCESS,
 )
 from gpumem._support.atomics cimport store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
@@ -144,7 +153,8 @@ cdef int check_page(const NodePage* page) noexcept nogil:
         slot = &page.slots[i]
         if (not record_fits(slot, zeros) or slot.name >= NODE_NAMES
                 or slot.asked_name >= NODE_NAMES or slot.claim >= BUDGET_UNLIMITED
-                or slot.held > slot.claim or slot.asked_bytes >= BUDGET_UNLIMITED):
+                or slot.held > slot.claim or slot.asked_bytes >= BUDGET_UNLIMITED
+                or slot.unallocated > slot.held):
             return NODE_DAMAGED
     return NODE_OK
 
@@ -181,8 +191,17 @@ cdef inline int64_t slot_offset(uint32_t index) noexcept nogil:
     return RECORD_BYTES * (1 + NODE_NAMES + <int64_t>index)
 
 
+cdef uint64_t unallocated(const NodeCore* node) noexcept nogil:
+    """Return what this process has leased and not charged, or charged for memory that is not there.
+
+    Memory of other libraries is reserved before they allocate it.
+    """
+    return budget_left(node.level) + budget_load(&node.level.pending)
+
+
 cdef bint write_own(NodeCore* node) noexcept nogil:
     node.own.serial += 1
+    node.own.unallocated = min(node.own.held, unallocated(node))
     return write_record(node, &node.own, slot_offset(node.slot))
 
 
@@ -212,7 +231,7 @@ cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) no
     cdef const NodePage* page = node.page
     cdef uint32_t name = node.own.name
     cdef uint64_t room = BUDGET_UNLIMITED
-    cdef uint64_t used, left
+    cdef uint64_t used, left, total
     refusing[0] = name
     while True:
         used = sum_under(page, name, held)
@@ -221,30 +240,62 @@ cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) no
             room = left
             refusing[0] = name
         if page.names[name].parent == 0:
-            return room
+            break
         name = <uint32_t>page.names[name].parent - 1
+    if device_memory(node, &left, &total):
+        used = due_of_device(node, held)
+        left -= min(used, left)
+        if left < room:
+            room = left
+            refusing[0] = name
+    return room
+
+
+cdef bint device_memory(const NodeCore* node, uint64_t* free_bytes, uint64_t* total) noexcept nogil:
+    cdef size_t free_now = 0
+    cdef size_t all_bytes = 0
+    cdef bint known
+    if (node.context == NULL or context_is_dead(node.context)
+            or context_enter(node.context) != CUDA_SUCCESS):
+        return False
+    known = node.context.table.cuMemGetInfo(&free_now, &all_bytes) == CUDA_SUCCESS
+    context_leave(node.context)
+    free_bytes[0] = free_now
+    total[0] = all_bytes
+    return known
+
+
+cdef uint64_t due_of_device(const NodeCore* node, bint held) noexcept nogil:
+    cdef const NodeSlot* slot
+    cdef uint64_t due = unallocated(node)
+    cdef uint32_t i
+    if not held:
+        due += node.own.claim - node.own.held       # the page may have them as they were before
+    for i in range(NODE_SLOTS):
+        slot = &node.page.slots[i]
+        if i != node.slot:
+            due += slot.unallocated + (0 if held else slot.claim - slot.held)
+    return due
+
+
+cdef bint device_lacks(const NodeCore* node, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t left, total
+    return device_memory(node, &left, &total) and left < nbytes + due_of_device(node, True)
 
 
 cdef bint claims_fit(const NodeCore* node) noexcept nogil:
     cdef const NodePage* page = node.page
     cdef uint32_t name = node.own.name
+    cdef uint64_t left, total
     while sum_under(page, name, False) <= page.names[name].limit:
         if page.names[name].parent == 0:
-            return True
+            return (not device_memory(node, &left, &total)
+                    or due_of_device(node, False) <= left)
         name = <uint32_t>page.names[name].parent - 1
     return False
 
 
 # ---- leases --------------------------------------------------------------------------------------
-
-cdef bint memory_is_gone(const NodeSlot* dead) noexcept nogil:
-    """Return whether a dead process's memory is free again.
-
-    A process loses its memory before its files, and so before its slot's lock. The memory of a GPU
-    is not checked: the driver may release it later.
-    """
-    return True
-
 
 cdef bint take_slot(NodeCore* node, uint32_t index) noexcept nogil:
     """Lock a slot that no process has, and free it. Caller unlocks it."""
@@ -252,23 +303,30 @@ cdef bint take_slot(NodeCore* node, uint32_t index) noexcept nogil:
     if not byte_lock(node.fd, slot_offset(index), F_WRLCK):
         return False
     # The owner may have ended after the page was read.
-    if (pread(node.fd, &slot, RECORD_BYTES, slot_offset(index)) == RECORD_BYTES
-            and (slot.check == 0 or memory_is_gone(&slot))):
-        memset(&slot, 0, sizeof(slot))
-        if pwrite(node.fd, &slot, RECORD_BYTES, slot_offset(index)) == RECORD_BYTES:
-            return True
+    memset(&slot, 0, sizeof(slot))
+    if pwrite(node.fd, &slot, RECORD_BYTES, slot_offset(index)) == RECORD_BYTES:
+        return True
     byte_lock(node.fd, slot_offset(index), F_UNLCK)
     return False
 
 
 cdef bint refund_dead(NodeCore* node) noexcept nogil:
-    """Refund what dead processes held. Caller holds `lock` and has read the page."""
+    """Refund what dead processes held. Caller holds `lock` and has read the page.
+
+    A process loses host memory before its files, and so before its slot's lock. The driver may
+    release a GPU's memory later: the free bytes of the node's device show it.
+    """
+    cdef uint64_t* refunded_at = &node.page.header.refunded_at
     cdef bint refunded = False
     cdef uint32_t i
     for i in range(NODE_SLOTS):
         if node.page.slots[i].check and i != node.slot and take_slot(node, i):
             byte_lock(node.fd, slot_offset(i), F_UNLCK)
             refunded = True
+    if refunded:
+        refunded_at[0] = clock_ns()
+        pwrite(node.fd, refunded_at, sizeof(uint64_t),
+               <int64_t>(<char*>refunded_at - <char*>node.page))
     return refunded
 
 
@@ -290,10 +348,9 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
     for i in range(MAX_CLAIMS):
         if claim(node, size):
             node.own.held = node.own.claim
-            if not write_own(node):
-                break           # others count the claim, so it can be used
-            store64(&node.level.spare, room_under(node, False, &refusing))
             budget_uncharge(node.level, size)
+            write_own(node)     # if it cannot, others count the claim
+            store64(&node.level.spare, room_under(node, False, &refusing))
             return True
         if size > nbytes:
             size = nbytes
@@ -339,10 +396,9 @@ cdef uint64_t return_unused(NodeCore* node) noexcept nogil:
         # A charge: no other thread can use the bytes from here on.
         while left and not budget_add(node.level, left):
             left = budget_left(node.level)
-        if left:
-            node.own.held -= left
-            node.own.claim = node.own.held
-            write_own(node)
+        node.own.held -= left
+        node.own.claim = node.own.held
+        write_own(node)
     lock_release(&node.lock)
     return left
 
@@ -361,8 +417,9 @@ cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noe
 
 cdef void answer(NodeCore* node) noexcept nogil:
     """Release what the other processes ask for."""
-    cdef uint64_t now, released
+    cdef uint64_t now, before, released
     cdef uint64_t asked = 0
+    cdef uint64_t asks_device = False
     cdef uint64_t how = ANSWER_IDLE
     cdef uint32_t i
     lock_acquire(&node.lock)
@@ -371,10 +428,15 @@ cdef void answer(NodeCore* node) noexcept nogil:
         for i in range(NODE_SLOTS):
             if i != node.slot and is_asked(node, &node.page.slots[i], now):
                 asked += node.page.slots[i].asked_bytes
+                asks_device |= node.page.slots[i].asks_device
+    before = node.own.unallocated
     lock_release(&node.lock)
     if asked == 0:
         return
     released = return_unused(node)
+    if asks_device:
+        # The device's free bytes have what was released since the last write.
+        released = before - min(before, node.own.unallocated)
     if released < asked and release_idle_below != NULL:
         release_idle_below(node.level, asked - released, NULL)
         released += return_unused(node)
@@ -466,11 +528,21 @@ cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
         if node.own.asked_bytes == 0:
             return lease(node, nbytes)
         node.own.asked_name = refusing
+        node.own.asks_device = device_lacks(node, nbytes)
         node.own.asked_priority = priority
         leased = ask_priority(node, nbytes, until) and lease(node, nbytes)
         if node.fd < 0 or read_page(node) != NODE_OK:
             return leased
         room = room_under(node, True, &refusing)
+    # A process that has ended may have been the holder.
+    while (not leased and clock_ns() < min(until, node.page.header.refunded_at + DEATH_WAIT)
+           and device_lacks(node, nbytes)):
+        lock_release(&node.lock)
+        sleep_ns(POLL)
+        lock_acquire(&node.lock)
+        if node.fd < 0 or read_page(node) != NODE_OK:
+            return False
+        leased = lease(node, nbytes)
     node.own.asked_bytes = 0
     write_own(node)
     return leased

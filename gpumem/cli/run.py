@@ -13,7 +13,7 @@ import click
 from gpumem._budget import Budget
 from gpumem._support.arguments import is_same_file
 from gpumem.cli.arguments import FiniteRange, size, size_or_share, within, writable
-from gpumem.errors import NodeError
+from gpumem.errors import GpumemError
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
 
@@ -137,7 +137,7 @@ def _set_limit(name: str, limit: int | None) -> str:
     """Set the limit of a node's name before the program runs, which then joins it."""
     try:
         Budget(limit, node=name)
-    except (NodeError, ValueError) as error:
+    except (GpumemError, ValueError) as error:
         raise click.BadParameter(f"--node-limit: {error}") from None
     return name
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -333,3 +334,58 @@ def test_dropped_budgets_and_their_arenas_leave_the_node_usable(node):
     assert buffer.nbytes == 20 * MIB
     del buffer
     assert Budget(None, node=node).free == 64 * MIB
+
+
+@pytest.fixture
+def device(node, monkeypatch, leave_room):
+    """A node of the host device, which has 256 MiB left; other tests have other devices."""
+    uuid = f"{time.monotonic_ns():032x}"
+    monkeypatch.setattr(gpumem.Device, "uuid", uuid)
+    leave_room(256 * MIB)
+    yield "host:0"
+    page_of(uuid).unlink()
+
+
+def test_memory_outside_of_a_devices_node_counts(device):
+    budget = Budget(None, node=f"{device}/a")
+    with gpumem.Arena("host") as other, other.allocate("100MiB"):
+        assert budget.free == 156 * MIB
+        with pytest.raises(BudgetExceededError, match="within the device") as refused:
+            budget.reserve("160MiB")
+        assert (refused.value.budget, refused.value.missing) == ("the device", 4 * MIB)
+    budget.reserve("160MiB").cancel()
+    assert gpumem.Arena("host", budget=budget).allocate("250MiB").nbytes == 250 * MIB
+
+
+def test_leases_of_a_device_count_until_they_are_allocated(device):
+    budgets = [Budget(None, node=f"{device}/{name}") for name in "ab"]
+    assert budgets[0].node == f"{gpumem.Device('host').uuid}/a"
+    room = budgets[0].reserve("150MiB")
+    assert budgets[1].free <= 106 * MIB
+    with gpumem.Arena("host").allocate("150MiB"):
+        room.commit()
+        budgets[1].reserve("100MiB").cancel()
+
+
+def test_lease_of_a_device_that_is_not_used_is_returned_without_callbacks(device):
+    called = []
+    first = Budget(None, node=f"{device}/a", on_pressure=lambda *_: called.append(1))
+    arena = gpumem.Arena("host", budget=first)
+    with arena.allocate("100MiB"):
+        # Of what `first` leased, it has allocated 100 MiB since it last wrote.
+        Budget(None, node=f"{device}/b").reserve("150MiB").cancel()
+    assert called == []
+
+
+def test_bytes_of_a_killed_process_are_waited_for_until_the_device_has_them(device, other):
+    uuid = gpumem.Device("host").uuid
+    other(f"b := gpumem.Budget(None, node='{uuid}/a')")
+    other("reserved(b, '200MiB')")
+    budget = Budget(None, node=f"{device}/b", deadline=60)
+    held = gpumem.Arena("host")  # the memory that the driver releases after the process has ended
+    held.allocate("200MiB")
+    other.send(signal.SIGKILL)
+    release = threading.Timer(0.2, held.close)
+    release.start()
+    budget.reserve("150MiB").cancel()
+    release.join()

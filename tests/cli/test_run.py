@@ -245,7 +245,9 @@ def test_node_limit_is_the_budgets_and_bounds_the_figures_of_free_memory(gpumem,
         tmp_path,
         """
         import torch
-        budget = sys.modules["gpumem.integrations.torch"]._switch.current().resources._budget
+        import gpumem
+        node = sys.modules["gpumem.integrations.torch"]._switch.current().resources._node
+        budget = gpumem.Budget(None, node=node)
         before = torch.cuda.mem_get_info()
         budget.reserve("5GiB").commit()
         print(json.dumps([budget.node, before, torch.cuda.memory.mem_get_info(0)]))
@@ -264,7 +266,7 @@ def test_node_limit_is_of_pinned_memory_where_that_alone_is_gpumems(gpumem, tmp_
         """
         import torch
         from gpumem.integrations.torch import _pinned
-        print(json.dumps([_pinned.budget.node, torch.cuda.mem_get_info()]))
+        print(json.dumps([_pinned.node, torch.cuda.mem_get_info()]))
         """,
     )
     done = gpumem("--pinned", "--node-limit", f"{node}=3GiB", path)

@@ -44,8 +44,8 @@ class Resources:
     config : ArenaConfig or Mapping, optional
         Settings of the arenas that are made where no resource was given; they become the default
         resources. None: those that are the default already.
-    budget : Budget, optional
-        The budget that those arenas charge; only with `config`.
+    node : str, optional
+        Name of the node's budget that those arenas charge; only with `config`.
 
     Raises
     ------
@@ -64,13 +64,13 @@ class Resources:
         kinds: tuple[MemoryKind, ...] = REACHABLE,
         device_type: str = "cuda",
         config: ArenaConfig | Mapping[str, object] | None = None,
-        budget: Budget | None = None,
+        node: str | None = None,
     ) -> None:
         self.framework = framework
         self._kinds = kinds
         self.device_type = device_type
         self._config = config
-        self._budget = budget
+        self._node = node
         self._given: dict[int, MemoryResource] = {}
         self._found: dict[int, MemoryResource] = {}
         self._lock = ForkLock()
@@ -88,7 +88,8 @@ class Resources:
                 if found is None:
                     memory = self.memory_of(index)
                     if self._config is not None:
-                        set_default_resource(Arena(memory, self._config, budget=self._budget))
+                        budget = None if self._node is None else Budget(None, node=self._node)
+                        set_default_resource(Arena(memory, self._config, budget=budget))
                     found = get_default_resource(memory)
                     self._found[index] = found
         return found
@@ -141,7 +142,7 @@ class Resources:
         return (
             self.device_type == other.device_type
             and self._config == other._config
-            and self._budget is other._budget
+            and self._node == other._node
             and self._kinds == other._kinds
             and self._given.keys() == other._given.keys()
             and all(self._given[index] is other._given[index] for index in self._given)

@@ -14,8 +14,8 @@ from gpumem.integrations.torch import _build, _hooks
 
 installed = False
 """Whether gpumem has replaced it, which lasts until the process ends."""
-budget: Budget | None = None
-"""The budget of the arena that its first use makes."""
+node: str | None = None
+"""Name of the node's budget that the arena of the first use charges."""
 
 
 def install(
@@ -44,8 +44,8 @@ def install(
 
     def find(_: int) -> Arena:
         memory = f"cuda:{torch.cuda.current_device()}/pinned"
-        if budget is not None:
-            set_default_resource(Arena(memory, budget=budget))
+        if node is not None:
+            set_default_resource(Arena(memory, budget=Budget(None, node=node)))
         return limited(require_pinned(get_default_resource(memory)))
 
     _hooks.set_pinned_finder(find)

@@ -91,16 +91,15 @@ def begin() -> None:
     """
     options = Options.of_environment()
     try:
-        budget = None if options.node is None else Budget(None, node=options.node)
-        resources = Resources("PyTorch", config={"max_mem": options.max_mem}, budget=budget)
+        resources = Resources("PyTorch", config={"max_mem": options.max_mem}, node=options.node)
         if options.report:
             torch.record_phases()
         if options.pinned is None:
             torch._switch.enable(torch.setting_of(resources, "full"))
-            if budget is not None:
-                _keep_figures_within(budget)
+            if options.node is not None:
+                _keep_figures_within(options.node)
         else:
-            _pinned.budget = budget
+            _pinned.node = options.node
             torch.enable_pinned(limit=options.pinned or None)
         if options.offload is not None:
             _offload_later(options.offload)
@@ -108,7 +107,7 @@ def begin() -> None:
         _report(f"not enabled for PyTorch: {error}")
 
 
-def _keep_figures_within(budget: Budget) -> None:
+def _keep_figures_within(node: str) -> None:
     """Let PyTorch's figures of a GPU be at most the budget's: programs size themselves by them."""
     cuda = torch.import_torch().cuda
     of_driver = cuda.mem_get_info
@@ -116,6 +115,7 @@ def _keep_figures_within(budget: Budget) -> None:
     @functools.wraps(of_driver)
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         free, total = of_driver(device)
+        budget = Budget(None, node=node)
         left, limit = budget.free, budget.limit
         return (
             free if left is None else min(free, left),
