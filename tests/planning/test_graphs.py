@@ -359,6 +359,29 @@ def test_model_of_2_5_gib_in_memory_is_read_in_a_tenth_of_its_size():
     assert int(done.stdout) <= 0.1 * (2560 << 20)
 
 
+def test_operator_that_onnx_itself_defines_wrongly_is_read():
+    node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"])
+    shape = [2, 3, 4, 5]
+    proto = model([node], [info("x", shape)], [info("y", shape)])
+    assert ModelGraph.from_onnx(proto).values["y"].shape == (2, 3, 4, 5)
+    with pytest.raises(ModelGraphError, match="Incompatible dimensions"):
+        ModelGraph.from_onnx(
+            model(
+                [node, helper.make_node("MatMul", ["x", "w"], ["z"])],
+                [info("x", shape), info("w", [7, 2])],
+                [info("y", shape), info("z", None)],
+            )
+        )
+
+
+def test_inferred_length_that_is_negative_is_unknown():
+    node = helper.make_node("Split", ["x"], ["a", "b", "c", "d"], num_outputs=4)  # 2, 2, 2, -1
+    graph = helper.make_graph([node], "g", [info("x", [5])], [info(n, None) for n in "abcd"])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    values = ModelGraph.from_onnx(proto).values
+    assert [values[name].shape for name in "abcd"] == [(2,), (2,), (2,), (None,)]
+
+
 @pytest.mark.parametrize(("length", "propagates"), [(4, True), (1 << 31, False)])
 def test_elements_of_long_vectors_are_not_propagated(monkeypatch, length, propagates):
     calls = []

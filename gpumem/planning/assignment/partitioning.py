@@ -267,9 +267,8 @@ class _Partition:
             cost = taken.cost if taken.device in accountants else ResourceCount.none()
             assignments.append(Assignment(node, taken.device, cost, taken.group, refusals))
         consumed = {
-            device: sum(
-                (one.cost for one in assignments if one.device == device),
-                ResourceCount.from_bytes(0),
+            device: ResourceCount.from_bytes(
+                sum(one.cost.total_bytes for one in assignments if one.device == device)
             )
             for device in accountants
         }

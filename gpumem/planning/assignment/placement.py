@@ -252,6 +252,8 @@ def in_steps(graph: ModelGraph, assignments: Sequence[Assignment]) -> tuple[Step
     ModelGraphError
         A group reads a value that is made from its own results, so it cannot run as one.
     """
+    if all(one.group is None for one in assignments):  # the graph's own order
+        return tuple(Step((one.node,), one.device) for one in assignments)
     members: dict[Hashable, list[Assignment]] = {}
     unit_of: dict[Node, Hashable] = {}
     for one in assignments:
