@@ -327,6 +327,26 @@ def test_invalid_argument_is_refused(node, arguments, error, text):
     assert node not in node_files()
 
 
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda budget: gpumem.Arena("host/host_accessible", budget=budget).allocate("20MiB"),
+        lambda budget: gpumem.DriverPool("host", budget=budget).allocate("20MiB"),
+        lambda budget: gpumem.Arena("host", budget=budget).virtual(
+            (20, MIB), "uint8", committed=20
+        ),
+    ],
+    ids=["pinned", "pool", "virtual"],
+)
+def test_memory_of_each_kind_is_charged_and_refused(node, allocate):
+    budget = Budget("64MiB", node=node)
+    kept = [allocate(Budget(None, parent=budget)) for _ in range(3)]
+    assert budget.used == held(node)[node] == 60 * MIB
+    with pytest.raises(BudgetExceededError):
+        allocate(budget)
+    kept.clear()
+
+
 def test_dropped_budgets_and_their_arenas_leave_the_node_usable(node):
     arena = gpumem.Arena("host", budget=Budget("64MiB", node=node))
     buffer = arena.allocate("20MiB")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -478,6 +479,7 @@ def test_spilled_tensor_goes_to_disk_and_back_through_dasks_serialisation(store)
         ({"memory": 5}, "invalid memory = 5: "),
         ({"enable": ("onnxruntime",)}, r"invalid enable = \('onnxruntime',\): expected some of"),
         ({"enable": "cupy, nope"}, "invalid enable = 'cupy, nope': expected some of"),
+        ({"node": 5}, "invalid node = 5: expected a text, or None"),
         ({"enable": 5}, "invalid enable = 5: expected some of"),
         ({"enable": [[]]}, r"invalid enable = \[\[\]\]: expected some of"),
     ],
@@ -594,6 +596,21 @@ def test_idle_arena_gives_its_memory_back_at_the_second_look():
     assert member.budget.used > 0
     member.release_idle()
     assert member.budget.used == 0
+
+
+def test_workers_of_a_node_are_under_its_limit():
+    name = f"test-dask-{os.getpid()}"
+    settings = gpumem_dask.plugin("host", budget=8 * MIB, node=name).settings
+    members = [_worker.Worker(settings) for _ in range(2)]
+    node = members[0].budget.parent
+    node.limit = 10 * MIB
+    try:
+        kept = gpumem.empty((7 * MIB,), "uint8", resource=members[0].resource)
+        with pytest.raises(BudgetExceededError, match=name):
+            gpumem.empty((7 * MIB,), "uint8", resource=members[1].resource)
+        assert node.used >= kept.nbytes
+    finally:
+        Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{name}").unlink()
 
 
 def test_results_that_are_spilled_while_an_idle_worker_collects_garbage_free_their_memory():

@@ -77,6 +77,7 @@ def plugin(
     share_from: int | str = "1MiB",
     expires: float = 30.0,
     enable: str | Iterable[str] = (),
+    node: str | None = None,
 ) -> Any:
     """Return a plugin that sets up each worker's memory, for ``client.register_plugin``.
 
@@ -97,6 +98,9 @@ def plugin(
         Libraries that allocate from the arena, too: ``"cuda_core"``, ``"cupy"``, ``"numba"``,
         ``"rmm"`` and ``"torch"``, as ``("rmm", "cupy")`` or ``"rmm, cupy"``, after dask-cuda's own
         plugins if it is used.
+    node : str, optional
+        Name of a limit that programs of the worker's machine share, such as ``"gpu0"``, as `Budget`
+        takes it: each worker's budget is below it.
 
     Returns
     -------
@@ -111,7 +115,7 @@ def plugin(
         A setting is invalid.
     """
     register()
-    return _plugin_of(Settings(memory, budget, share_from, expires, libraries(enable)))
+    return _plugin_of(Settings(memory, budget, share_from, expires, libraries(enable), node))
 
 
 def register() -> None:

@@ -45,6 +45,7 @@ class Settings:
     share_from: int | str = "1MiB"
     expires: float = 30.0
     enable: tuple[str, ...] = ()
+    node: str | None = None
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -61,6 +62,8 @@ class Settings:
         else:
             _require_bytes("budget", self.budget, 0)
         _require_bytes("share_from", self.share_from, 1)
+        if not isinstance(self.node, str | None):
+            raise ConfigError(f"invalid node = {self.node!r}: expected a text, or None")
         if not is_number(self.expires, 0, MAX_SECONDS) or self.expires == 0:
             raise ConfigError(
                 f"invalid expires = {self.expires!r}: expected seconds above 0, up to {MAX_SECONDS}"
@@ -172,7 +175,8 @@ class Worker:
         budget = settings.budget
         if isinstance(budget, float):
             budget = int(budget * memory.device.total_bytes)
-        self.budget = Budget(budget, name="this Dask worker")
+        above = None if settings.node is None else Budget(None, node=settings.node)
+        self.budget = Budget(budget, name="this Dask worker", parent=above)
         self.arena = Arena(memory, budget=self.budget, name=f"{memory} of a Dask worker")
         self.share_from = whole_bytes("share_from", settings.share_from)
         self.resource: MemoryResource = ShareableBlocks(self.arena, self.share_from)
