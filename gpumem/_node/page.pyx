@@ -274,7 +274,8 @@ cdef uint64_t due_of_device(const NodeCore* node, bint held) noexcept nogil:
     for i in range(NODE_SLOTS):
         slot = &node.page.slots[i]
         if i != node.slot:
-            due += slot.unallocated + (0 if held else slot.claim - slot.held)
+            due += slot.unallocated if held else slot.unallocated + slot.claim - slot.held
+            due = min(due, BUDGET_UNLIMITED)
     return due
 
 

@@ -380,6 +380,7 @@ def test_memory_outside_of_a_devices_node_counts(device):
 def test_leases_of_a_device_count_until_they_are_allocated(device):
     budgets = [Budget(None, node=f"{device}/{name}") for name in "ab"]
     assert budgets[0].node == f"{gpumem.Device('host').uuid}/a"
+    assert [level.name for level in NodeView(f"{device}/a").read()[0]][1] == budgets[0].node
     room = budgets[0].reserve("150MiB")
     assert budgets[1].free <= 106 * MIB
     with gpumem.Arena("host").allocate("150MiB"):
