@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,7 +22,7 @@ from typing import Any, Self
 from gpumem._support.sizes import format_size
 from gpumem.integrations.torch._offload.checkpoints import saved_keywords
 from gpumem.integrations.torch._offload.host import Piece
-from gpumem.integrations.torch._offload.plan import AHEAD, LOOK_AHEAD, Planner, TrainingStep
+from gpumem.integrations.torch._offload.plan import Planner, TrainingStep
 
 
 @dataclass
@@ -160,7 +162,7 @@ class Offload:
         self._reference = reductions.StorageWeakRef
         self._records: weakref.WeakValueDictionary[Any, _Record] = weakref.WeakValueDictionary()
         self._moved: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
-        self._order: list[int] = []
+        self._coming: deque[int] | None = None  # numbers of moved storages that are not back yet
         self._fixed: set[Any] = set()  # storages of parameters and buffers
         self._inside = _Inside()
         self._entered: list[Any] = []
@@ -287,7 +289,7 @@ class Offload:
             self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
             self._fixed = {each for each in self._fixed if not each.expired()}
-        self._order = []
+        self._coming = None
         if moves:
             self.mover.require_no_capture()
             record.host = self.mover.host.allocate(nbytes)
@@ -346,7 +348,7 @@ class Offload:
             if saved.tensor is None and original is None:
                 storage = self._wait(record)
             if record.step is self.planner.step:
-                self._bring_next(record.number, live)
+                self._bring_next(live)
             if not saved.is_used:
                 saved.is_used = True
                 record.pending -= 1
@@ -384,22 +386,20 @@ class Offload:
         record.set_out(False)
         self._moves(record).brought += record.nbytes
 
-    def _bring_next(self, number: int, live: int) -> None:
+    def _bring_next(self, live: int) -> None:
         """Start the copies of the storages that are needed after this one, while there is room."""
-        if not self._moved:
-            return
-        if not self._order:
-            self._order = self.planner.order()
-        place = self._order.index(number) + 1
-        for i, each in enumerate(self._order[place : place + LOOK_AHEAD]):
-            record = self._moved.get(each)
-            if record is None or not record.is_out or self._revive(record.original) is not None:
-                continue
-            is_due = i < AHEAD and self.planner.plan is not None  # the plan has room for it
-            if not (is_due or self.planner.has_room(each, live)):
-                break
-            self._bring(record)
-            live += record.nbytes
+        planner = self.planner
+        if self._coming is None:
+            self._coming = deque(each for each in planner.order() if each in self._moved)
+        while self._coming:
+            record = self._moved.get(self._coming[0])
+            is_out = record is not None and record.is_out
+            if record is not None and is_out and self._revive(record.original) is None:
+                if not planner.has_room(record.number, live):
+                    break
+                self._bring(record)
+                live += record.nbytes
+            self._coming.popleft()
 
     def _moves(self, record: _Record) -> Moves:
         return self._report.modules.setdefault(record.module, Moves())
@@ -426,26 +426,28 @@ def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) 
     handle = modules.register_module_forward_pre_hook(enter)
 
 
-_kept: list[Any] = []
+_MAX_SECONDS = 1.0  # for which the end of the process waits
 _lock = threading.Lock()
 _offloads: dict[tuple[int, int | None, int], Offload] = {}
 """By device, limit and size: what one context learns of a step, the next one knows."""
 
 
-def _end_backward(torch: ModuleType, device: Any) -> None:
+def _end_backward() -> None:
     """Wait until the thread of backward passes has released the objects of the last one.
 
-    A thread that needs Python's lock during its finalization ends the process by `abort`. The
-    thread releases what it has before it runs another pass, and each pass holds the hooks that are
-    set.
+    Before Python 3.14 a thread that needs Python's lock during its finalization ends the process by
+    `abort`. A pass holds the hooks that were set as it began, until it has released all.
     """
-    with contextlib.suppress(Exception):  # of a GPU that has failed, or of another thread's hooks
+    held = []
+    with contextlib.suppress(Exception):  # of hooks that another thread has set
         for each in _offloads.values():
             while each._entered:
+                held.append(weakref.ref(each._entered[-1][0].pack_hook))
                 each.__exit__()
-        leaf = torch.ones(1, device=device, requires_grad=True)
-        _kept.append(leaf)  # so that the thread does not release the last reference
-        leaf.sum().backward()
+    end = time.monotonic() + _MAX_SECONDS
+    while any(each() is not None for each in held) and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.02)  # for passes that began without hooks
 
 
 def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_bytes: int) -> Offload:
@@ -455,7 +457,7 @@ def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_byt
         found = _offloads.get(key)
         if found is None or found._entered:
             if not _offloads:
-                atexit.register(_end_backward, torch, mover.device)
+                atexit.register(_end_backward)
             found = _offloads[key] = Offload(torch, mover, limit or free, min_bytes)
         found.planner.limit = limit or free
         return found

@@ -15,8 +15,6 @@ from itertools import pairwise
 
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
-LOOK_AHEAD = 64
-"""The storages that are brought back ahead at most, if there is room for them."""
 _MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
 _MAX_WASTE = 16  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
@@ -198,7 +196,11 @@ class Planner:
 
         Those that are needed before it are back then.
         """
-        end = len(self.step.lives) if self.plan is None else self.plan.items[number].end
+        end: int | None = len(self.step.lives)
+        if self.plan is not None:
+            end = self.plan.items[number].end
+            if end is not None and end - len(self.step.lives) < AHEAD:
+                return True  # the plan has room for it
         return self.step.items[number].nbytes <= self.room(live, end)
 
     def room(self, live: int, end: int | None = 0) -> float:
