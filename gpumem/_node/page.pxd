@@ -33,12 +33,6 @@ cdef enum Outcome:
     NODE_OTHER_LIMIT
     NODE_ABSENT
 
-# How a process answered a request of another one.
-cdef enum Answer:
-    ANSWER_NONE
-    ANSWER_IDLE                 # it released idle memory
-    ANSWER_CALLBACKS            # it also called its callbacks
-
 cdef struct NodeHeader:
     char[8] magic
     uint32_t version
@@ -71,9 +65,9 @@ cdef struct NodeSlot:
     uint64_t asked_name         # index of the name that refuses
     uint64_t answered_at        # ns, monotonic: when it began to serve the requests up to then
     uint64_t answered_bytes     # released
-    uint64_t answer
     uint64_t unallocated        # bytes of `held` that were leased and not allocated at the write
     uint64_t asks_device        # whether the device lacks the bytes asked for, not a limit alone
+    uint64_t unused
 
 cdef struct NodePage:
     NodeHeader header

@@ -421,7 +421,6 @@ cdef void answer(NodeCore* node) noexcept nogil:
     cdef uint64_t now, before, released
     cdef uint64_t asked = 0
     cdef uint64_t asks_device = False
-    cdef uint64_t how = ANSWER_IDLE
     cdef uint32_t i
     lock_acquire(&node.lock)
     now = clock_ns()
@@ -442,13 +441,11 @@ cdef void answer(NodeCore* node) noexcept nogil:
         release_idle_below(node.level, asked - released, NULL)
         released += return_unused(node)
     if released < asked and not process_is_exiting():
-        how = ANSWER_CALLBACKS
         node.relieve(node, asked - released)
         released += return_unused(node)
     lock_acquire(&node.lock)
     node.own.answered_at = now
     node.own.answered_bytes = released
-    node.own.answer = how
     write_own(node)
     lock_release(&node.lock)
 
