@@ -28,7 +28,7 @@
 
 enum {
     HUGE_PAGE_BYTES = 2 << 20,      /* the pages begin at a multiple of it */
-    HOST_PAGES_THREADS = 8,         /* at most, in addition to the caller */
+    HOST_PAGES_THREADS = 15,        /* at most, in addition to the caller */
     HOST_PAGES_PER_THREAD = 32 << 20,       /* less is done before another thread has started */
     HOST_PAGES_PIECE = 16 << 20,    /* bytes that a thread makes at a time */
     HOST_RESERVE = 256 << 20,       /* bytes that pinned memory leaves to the host's other work */
