@@ -4,6 +4,7 @@ from typing_extensions import disjoint_base
 
 from gpumem.stats import BudgetLevel, NodeHolder
 
+def hand_over_leased(name: str, nbytes: int) -> int: ...
 def node_files() -> list[str]: ...
 
 @disjoint_base

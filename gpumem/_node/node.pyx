@@ -14,8 +14,8 @@ from gpumem._native.budget cimport (
     budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._node.page cimport (
-    ask_others, close_page, device_memory, due_of_device, ensure_open, keep_node, lock_names,
-    MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE,
+    ask_others, close_page, device_memory, due_of_device, ensure_open, hand_over, keep_node,
+    lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE,
     NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
     NODE_VERSION, NodeCore, NodePage, NodeSlot, open_page, read_page, room_under, slot_is_dead,
     sum_under, TEXT_BYTES, unlock_names, write_limit, JOIN_WAIT, POLL,
@@ -285,6 +285,17 @@ cdef NodeMember node_join(str name, uint64_t limit, object priority, object dead
         keep_node(core)
         nodes[name] = node
     return node
+
+
+def hand_over_leased(str name, uint64_t nbytes):
+    """Move bytes that this process has leased to a slot that a descriptor holds; return it."""
+    cdef NodeMember member = nodes[name]
+    cdef int outcome
+    cdef int fd = -1
+    with nogil:
+        outcome = hand_over(member.core, nbytes, &fd)
+    require_outcome(member.core, outcome)
+    return fd
 
 
 # ---- looks from outside --------------------------------------------------------------------------

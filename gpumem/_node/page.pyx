@@ -404,6 +404,42 @@ cdef uint64_t return_unused(NodeCore* node) noexcept nogil:
     return left
 
 
+cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil:
+    """Move leased bytes that nothing charges to a slot of their own.
+
+    The slot is held as long as a process has the descriptor. Others may see both meanwhile.
+    """
+    cdef NodeCore other
+    cdef int outcome
+    cdef uint32_t i
+    lock_acquire(&node.lock)
+    other = node[0]             # which reads into the same page
+    other.fd = other.bell = -1
+    outcome = open_page(&other, False)
+    if outcome == NODE_OK:
+        outcome = NODE_FULL
+        for i in range(NODE_SLOTS):
+            if node.page.slots[i].check == 0 and take_slot(&other, i):
+                other.own.held = other.own.claim = nbytes
+                other.own.asked_bytes = other.own.unallocated = 0
+                if write_record(&other, &other.own, slot_offset(i)):
+                    outcome = NODE_OK
+                break
+        unlock_names(&other)
+    # The charge keeps the bytes from other threads.
+    if outcome == NODE_OK and (budget_add(node.level, nbytes)
+                               or lease(node, nbytes) and budget_add(node.level, nbytes)):
+        node.own.held -= nbytes
+        node.own.claim = node.own.held
+        write_own(node)
+        fd[0] = other.fd
+    else:
+        close_page(&other)
+        outcome = outcome if outcome != NODE_OK else NODE_SYSTEM
+    lock_release(&node.lock)
+    return outcome
+
+
 lease_for = lease_missing
 
 

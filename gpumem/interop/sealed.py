@@ -24,6 +24,7 @@ from typing import Any
 from gpumem._arena.arena import Arena
 from gpumem._budget import Budget
 from gpumem._buffer.buffer import Buffer
+from gpumem._node import hand_over_leased
 from gpumem._resource.handle import Handle
 from gpumem._support.arguments import refuse, require, require_each
 from gpumem._support.closing import Closable
@@ -42,7 +43,7 @@ from gpumem.errors import (
 )
 from gpumem.interop import keeper
 from gpumem.interop._sockets import connect_until, limit_until
-from gpumem.interop.descriptors import MemoryHandleType, number_of, seconds_of
+from gpumem.interop.descriptors import MemoryHandleType, duplicate, number_of, seconds_of
 from gpumem.interop.sharing import Contents, attach, export
 
 TIMEOUT = 10.0  # seconds for an answer of the keeper
@@ -78,7 +79,9 @@ class SealedSet(Closable, Mapping[str, Tensor]):
     def __init__(self, name: str, tensors: dict[str, Tensor], *held: Handle) -> None:
         self.name = name
         self._tensors = tensors
-        self._held = held  # the connection by which the keeper knows that this process uses it
+        # The connection by which the keeper knows that this process uses the set, and a slot of a
+        # node's page, which charges the set as long as a process has it.
+        self._held = held
         self._blocks: list[Buffer] = []  # of the maker, which its budget is charged for
         _open_sets.add(self)
 
@@ -157,8 +160,9 @@ def seal(
     digest : bool
         Note a digest of each tensor's bytes, for `open` with ``verify=True``.
     budget : Budget, optional
-        Charged while this process makes the set and has the returned one open. No process that
-        opens the set is charged.
+        Charged while this process makes the set and has the returned one open; the limit of a node
+        above it, until the set is dropped and no process has it open. No process that opens the set
+        is charged.
     timeout : float
         Seconds to wait for an answer of the keeper, which is started if none runs.
 
@@ -355,6 +359,7 @@ class UnsealedSet(SealedSet):
     ) -> None:
         super().__init__(name, {})
         self.digest = digest
+        self.budget = budget
         self.seconds = seconds
         self.places: dict[str, tuple[int, int]] = {}  # of the tensor's block, and in it
         dtypes = {key: _dtype_of(dtype) for key, (_, dtype, _) in forms.items()}
@@ -384,10 +389,31 @@ class UnsealedSet(SealedSet):
 
     def publish(self) -> SealedSet:
         """Pass the set to the keeper, and map it as any other process does."""
-        for each in self._blocks:
-            each.memory.device.synchronize()  # also work of other libraries
+        parts, handles = self._exported()
+        rows = [
+            (key, tensor.shape, _text_of(tensor.dtype), *self.places[key], self._digest_of(tensor))
+            for key, tensor in self.items()
+        ]
+        head = {"name": self.name, "bytes": self.nbytes, "tensors": len(rows)}
+        if (node := _node_of(self.budget)) is not None:
+            # Without blocks this process no longer charges its own part of the node.
+            self.close()
+            nbytes = sum(each.contents.size for each in handles)
+            handles.append(Handle._owning(hand_over_leased(node, nbytes)))
+        head |= {"parts": len(handles), "process": os.getpid()}
+        manifest = json.dumps(head) + "\n" + json.dumps({"parts": parts, "tensors": rows})
+        handles.insert(0, _sealed_file(manifest.encode()))
+        request = {"call": "put", "name": self.name}
+        _, _, connection = _ask(request, self.seconds, handles, start=True)
+        made = _mapped(self.name, handles, connection, set(), False)
+        made._blocks = self._blocks
+        self.close()
+        return made
+
+    def _exported(self) -> tuple[list[dict[str, Any]], list[Handle]]:
         parts, handles = [], []
         for each in self._blocks:
+            each.memory.device.synchronize()  # also work of other libraries
             # A program that writes to host memory through a pointer is stopped by the kernel. On a
             # GPU such a fault would end all work of the process, so there the mapping is writable.
             handle = export(each, read_only=each.memory.kind is MemoryKind.HOST)
@@ -395,26 +421,16 @@ class UnsealedSet(SealedSet):
             memory, dtype = str(handle.contents.memory), handle.contents.dtype.str
             contents = vars(handle.contents) | {"memory": memory, "dtype": dtype}
             parts.append({"kind": handle.kind.name, "contents": contents})
-        rows = []
-        for key, tensor in self.items():
-            place = (*self.places[key], _digest(tensor) if self.digest else None)
-            rows.append((key, tensor.shape, _text_of(tensor.dtype), *place))
-        head = {
-            "name": self.name,
-            "bytes": self.nbytes,
-            "tensors": len(rows),
-            "parts": len(parts),
-            "process": os.getpid(),
-        }
-        manifest = json.dumps(head) + "\n" + json.dumps({"parts": parts, "tensors": rows})
-        handles.insert(0, _sealed_file(manifest.encode()))
-        request = {"call": "put", "name": self.name}
-        _, _, connection = _ask(request, self.seconds, handles, start=True)
-        # The memory lives by the descriptors from here on.
-        made = _mapped(self.name, handles, connection, set(), False)
-        made._blocks = self._blocks
-        self.close()
-        return made
+        return parts, handles
+
+    def _digest_of(self, tensor: Tensor) -> str | None:
+        return _digest(tensor) if self.digest else None
+
+
+def _node_of(budget: Budget | None) -> str | None:
+    while budget is not None and budget.parent is not None:
+        budget = budget.parent
+    return None if budget is None else budget.node
 
 
 def _dtype_of(dtype: Any) -> Any:
@@ -451,9 +467,10 @@ def _mapped(
     """Map a set, of which the first handle has the manifest; all of the handles are closed."""
     try:
         manifest = _manifest(handles[0])
+        count = 1 + len(manifest["parts"])
         parts = [
             _part(handle, about)
-            for handle, about in zip(handles[1:], manifest["parts"], strict=True)
+            for handle, about in zip(handles[1:count], manifest["parts"], strict=True)
         ]
         rows = {row[0]: row[1:] for row in manifest["tensors"]}
         tensors = {
@@ -468,7 +485,7 @@ def _mapped(
                 raise BadHandleError(errno.EINVAL, f"tensor {key!r} of set {name!r} {reason}")
         for key in copied:
             tensors[key] = tensors[key].to(tensors[key].memory, copy=True)
-        return SealedSet(name, tensors, connection)
+        return SealedSet(name, tensors, connection, *map(duplicate, handles[count:]))
     except BaseException as error:
         connection.close()
         if isinstance(error, GpumemError) or not isinstance(error, keeper.DAMAGES):

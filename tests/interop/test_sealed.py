@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import errors, interop
+from gpumem._node import NodeView
 from gpumem.interop import keeper
 
 MIB = 1 << 20
@@ -167,6 +169,36 @@ def test_closed_sets_that_were_dropped_leave_no_memory_in_a_living_process(folde
     other.close()
     assert mappings() == 0
     """)
+
+
+def test_node_is_charged_for_a_set_until_it_is_dropped(folder):
+    name = f"sealed-{os.getpid()}"
+    code = """
+    import os, sys
+    import numpy
+    import gpumem
+    from gpumem import interop
+    budget = gpumem.Budget("1MiB", node=sys.argv[1])
+    interop.seal("set", {"a": numpy.zeros(600 << 10, "uint8")}, budget=budget)
+    print(budget.used)
+    """
+    view = None
+    try:
+        maker = python("-c", textwrap.dedent(code), name)
+        assert maker.stdout == "0\n"  # its own part
+        view = NodeView(name)
+        assert view.read()[0][0].used == 600 << 10
+        budget = gpumem.Budget(None, node=name)
+        with pytest.raises(errors.BudgetExceededError):
+            budget.reserve(600 << 10)
+        with interop.open("set"):
+            interop.drop("set", force=True)
+            with pytest.raises(errors.BudgetExceededError):
+                budget.reserve(600 << 10)
+        wait_until(lambda: not [each for each in view.read()[1] if each.alive and each.held])
+        budget.reserve(600 << 10).cancel()
+    finally:
+        os.unlink(f"/dev/shm/gpumem-node-{os.geteuid()}-{name}")
 
 
 def test_copies_are_written_without_a_change_of_the_set(folder):
