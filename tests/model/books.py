@@ -181,7 +181,7 @@ class Arena:
     def counters(self) -> dict[str, int]:
         """Return what `stats` must show."""
         return {
-            "limit": self.limit,
+            "limit": self.limit or None,
             "in_use": self.in_use,
             "requested_in_use": sum(block.requested for block in self.live.values()),
             "num_allocs": self.allocs,

@@ -262,7 +262,7 @@ class Oracle:
             if not b.used
         ]
         assert stats.largest_free == max(free, default=0)
-        assert stats.limit == self.config.max_mem
+        assert stats.limit == (self.config.max_mem or None)
         assert stats.in_use <= stats.reserved
 
     # ---- one block -------------------------------------------------------------------------------
