@@ -43,9 +43,9 @@ from gpumem._native.arena.api cimport (
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
     arena_stream_handle, arena_stream_is_callers, arena_stream_state, ARENA_TAGGED,
-    arena_takes_detours, ArenaCounts, arenas_release_retired, Block, heap_check, invariant_text,
-    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STREAM_NAMED,
-    STREAM_VACANT, tag_now,
+    arena_takes_detours, ArenaCounts, arenas_release_retired, Block, family_counts, heap_check,
+    invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING,
+    STATE_FALLING, STREAM_NAMED, STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, memory_export
 from gpumem._native.bfc cimport MAX_BYTES
@@ -681,10 +681,12 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         (1000, 1024, True)
         """
         self.require_own()
-        own = reports.stats_of(counters_of(self))
-        if self.tags is None:
-            return own
-        return reports.sum_of_stats([own, *[each.stats() for each in arenas_of_tags(self)]])
+        now = reports.stats_of(counters_of(self))
+        if self.tags is not None:
+            now = reports.sum_of_stats([now, *[each.stats() for each in arenas_of_tags(self)]])
+        # The counters are read one after another: pages that are exchanged meanwhile, or go to
+        # another tag, would count twice. The charges do not.
+        return reports.bounded(now, family_counts(self.core).held)
 
     def reset_peaks(self):
         """Set `Stats.max_in_use` and `Stats.max_reserved` to the values of now.

@@ -44,6 +44,11 @@ def sum_of_stats(parts: Sequence[Stats]) -> Stats:
     return Stats(limit=parts[0].limit, **sums, **highest)
 
 
+def bounded(stats: Stats, charged: int) -> Stats:
+    """Return counters with the charged bytes as the most that is reserved."""
+    return stats if stats.reserved <= charged else replace(stats, reserved=charged)
+
+
 # ---- blocks --------------------------------------------------------------------------------------
 
 
