@@ -13,23 +13,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gpumem
 from bench import markdown
+from bench.sleep import GIB, MIB, plain_copies, seconds
 from gpumem._support.sizes import parse_size
 
-MIB, GIB = 1 << 20, 1 << 30
 WIDTH = 16384  # of the matrices: 512 MiB in bf16
 ROWS = 4096  # of the activations
 STEP = 8  # matrices that a step reads
-
-
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def peak_of_host_memory() -> int:
@@ -68,15 +61,7 @@ def main() -> None:
             outputs = outputs @ matrix
         torch.cuda.synchronize()
 
-    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
-    on_device = torch.empty(GIB, dtype=torch.uint8, device="cuda:0")
-
-    def copy_plainly() -> None:
-        for begin in range(0, nbytes, GIB):
-            part = min(GIB, nbytes - begin)
-            pinned[:part].copy_(on_device[:part], non_blocking=True)
-        torch.cuda.synchronize()
-
+    copy_plainly, _ = plain_copies("cuda:0", nbytes)
     for _ in range(5):
         step()
     copy_plainly()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import importlib.util
 import json
 import mmap
@@ -125,6 +126,22 @@ def model_shapes() -> list[tuple[int, ...]]:
     return [(WORDS, WIDTH), *layer * LAYERS, (WIDTH,), (WORDS, WIDTH)]
 
 
+def plain_copies(device: str, nbytes: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return calls that copy as many bytes from a GPU, and to it, through one pinned GiB."""
+    import torch
+
+    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(GIB, dtype=torch.uint8, device=device)
+
+    def copy(to: Any, source: Any) -> None:
+        for begin in range(0, nbytes, GIB):
+            part = min(GIB, nbytes - begin)
+            to[:part].copy_(source[:part], non_blocking=True)
+        torch.cuda.synchronize()
+
+    return functools.partial(copy, pinned, on_device), functools.partial(copy, on_device, pinned)
+
+
 def model(device: str, repeats: int, states: int) -> Figures:
     """Sleep and wake of a model's own tensors, made by PyTorch, and plain copies beside."""
     import torch
@@ -140,22 +157,14 @@ def model(device: str, repeats: int, states: int) -> Figures:
             tensors += [torch.ones(shape, **kinds) for _ in range(states)]
     nbytes = sum(tensor.nbytes for tensor in tensors)
     yield "nbytes", nbytes
-    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
-    on_device = torch.empty(GIB, dtype=torch.uint8, device=device)
-
-    def copy(to: Any, source: Any) -> None:
-        for begin in range(0, nbytes, GIB):
-            part = min(GIB, nbytes - begin)
-            to[:part].copy_(source[:part], non_blocking=True)
-        torch.cuda.synchronize()
-
+    copy_down, copy_up = plain_copies(device, nbytes)
     torch.cuda.synchronize()
     touch(nbytes)
     for turn in range(repeats + 1):
         yield ("again" if turn else "first"), seconds(lambda: arena.sleep("model"))
         yield "wake", seconds(lambda: arena.wake("model"))
-        yield "plain down", seconds(copy, pinned, on_device)
-        yield "plain up", seconds(copy, on_device, pinned)
+        yield "plain down", seconds(copy_down)
+        yield "plain up", seconds(copy_up)
     assert all(bool((tensor == 1).all()) for tensor in tensors)
 
 
