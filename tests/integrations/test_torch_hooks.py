@@ -392,6 +392,19 @@ def test_block_of_a_capture_sleeps_with_the_tag_of_its_thread(caller, arena, str
     caller.drop_pool(pool)
 
 
+def test_empty_cache_leaves_the_memory_that_is_kept_for_the_next_sleep(caller, arena):
+    address = caller.alloc(8 * MIB)
+    arena.sleep()
+    arena.wake()
+    kept = arena.stats().kept_for_sleep
+    assert kept >= 8 * MIB
+    caller.shrink()
+    assert arena.stats().kept_for_sleep == kept
+    caller.free(address)
+    arena.shrink()
+    assert arena.stats().kept_for_sleep == 0
+
+
 def test_graph_pool_is_released_with_its_last_graph_and_block(caller, stream):
     arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})
     torch_hooks.serve(3, arena)

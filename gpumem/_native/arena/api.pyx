@@ -68,6 +68,7 @@ pool_retain_with = life.pool_retain_with
 arena_turn = sleeping.arena_turn
 arena_sleep = sleeping.arena_sleep
 arena_wake = sleeping.arena_wake
+arena_release_kept = sleeping.arena_release_kept
 sleep_sums = sleeping.sleep_sums
 span_open = spans.span_open
 span_close = spans.span_close

@@ -23,7 +23,7 @@ from gpumem._native.arena.release cimport (
     give_up_views, has_waiting, release_all_idle, release_idle, release_one, release_retired,
     release_waiting, trim_pages,
 )
-from gpumem._native.arena.sleep cimport arena_release_kept, copy_forget
+from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_done_streams, complete_streams, destroy_events, drain_streams, find_idle,
@@ -107,7 +107,6 @@ cdef int arena_shrink(ArenaCore* arena, bint after_work, uint64_t* released) noe
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
-    arena_release_kept(arena)
     if is_recorded(&arena.events):
         note_event(arena, REC_SHRINK, 0, released[0], released[0], SLOT_RELEASED, True)
     return ARENA_OK
