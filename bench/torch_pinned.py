@@ -5,9 +5,10 @@
 "first" is one `torch.empty(pin_memory=True)` of a size that nothing has had before, "again" a pair
 of one more and its end, in the fastest of many runs of pairs, "copied" a pair with a copy to the
 GPU queued between. "held" is the bytes that the allocator holds at its peak, over those requested
-then: eight tensors of 65 MiB, and random sizes with a bound on the live bytes. "batches" is a pass
-over a DataLoader that pins batches of two sizes. The allocators are PyTorch's own, gpumem's of
-pinned memory alone, and gpumem's of both memories. A round starts a process for each in turn; a
+then: eight tensors of 65 MiB, and random sizes with a bound on the live bytes. These sizes are the
+same in each round, so only the first round has them. "batches" is a pass over a DataLoader that
+pins batches of two sizes. The allocators are PyTorch's own, gpumem's of pinned memory alone, and
+gpumem's of both memories. A round starts a process for each in turn; a
 figure is the median over rounds, a ratio the median of the rounds' ratios.
 """
 
@@ -38,21 +39,28 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=700, help="MiB of the random sizes")
     parser.add_argument("--live", type=int, default=16, help="GiB of them at a time")
     parser.add_argument("--child", choices=CONFIGURATIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        print(json.dumps(figures(chosen.child, chosen.largest << 20, chosen.live << 30)))
+        said = figures(chosen.child)
+        if chosen.held:
+            said |= figures_of_held(chosen.largest << 20, chosen.live << 30)
+        print(json.dumps(said))
         return
     samples: dict[str, dict[str, list[float]]] = {}
-    for _ in range(chosen.rounds):
+    for number in range(chosen.rounds):
         for name in CONFIGURATIONS:
+            begin = perf_counter()
             command = [sys.executable, "-m", "bench.torch_pinned", "--child", name]
             command += ["--largest", str(chosen.largest), "--live", str(chosen.live)]
+            command += [] if number else ["--held"]
             variables = environment("full" if name == "full" else "native")
             done = subprocess.run(
                 command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True
             )
             for what, figure in json.loads(done.stdout.splitlines()[-1]).items():
                 samples.setdefault(what, {each: [] for each in CONFIGURATIONS})[name].append(figure)
+            print(f"round {number}, {name}: {perf_counter() - begin:.0f} s", file=sys.stderr)
     rows = []
     for what, taken in samples.items():
         ratios = ratios_within_rounds(taken, "native")
@@ -61,8 +69,8 @@ def main() -> None:
     print(markdown.table(["figure", "allocator", "median", "/ native"], rows))
 
 
-def figures(configuration: str, largest: int, live: int) -> dict[str, float]:
-    """In a process of its own: microseconds, and bytes held over those requested."""
+def figures(configuration: str) -> dict[str, float]:
+    """Return microseconds, in a process of its own."""
     import torch
 
     if configuration != "native":
@@ -90,13 +98,20 @@ def figures(configuration: str, largest: int, live: int) -> dict[str, float]:
     torch.cuda.synchronize()
     said["copied 64 KiB, us"] = 1e6 * (perf_counter() - begin) / PAIRS
     said["batches, us"] = 1e6 * seconds_of_batches() / BATCHES
+    return said
+
+
+def figures_of_held(largest: int, live: int) -> dict[str, float]:
+    """Return bytes held over those requested; later in the same process."""
+    import torch
+
     torch._C._host_emptyCache()
     draw = random.Random(1)
     sizes = [draw.randrange(1 << 20, largest) for _ in range(600)]
-    said["held of random sizes"] = held_over_requested(sizes, live)
+    of_random = held_over_requested(sizes, live)
     torch._C._host_emptyCache()
-    said["held of 8 x 65 MiB"] = held_over_requested([65 << 20] * 8, 1 << 40)
-    return said
+    of_equal = held_over_requested([65 << 20] * 8, 1 << 40)
+    return {"held of random sizes": of_random, "held of 8 x 65 MiB": of_equal}
 
 
 def seconds_of_pairs(nbytes: int) -> float:

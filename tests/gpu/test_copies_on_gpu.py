@@ -301,6 +301,22 @@ def test_buffers_are_not_reused_before_the_copy_is_done(stream, gate):
     assert (fetch(spoiler) == 99).all()
 
 
+@pytest.mark.parametrize("memory", ["numpy", "cuda:0/host_accessible"])
+def test_copy_out_comes_after_held_work(memory, arena, stream, gate, tmp_path):
+    source = gpumem.zeros(5 * MIB + 3, "uint32", resource=arena)
+    there = place(np.zeros(source.shape, source.dtype), memory)
+    there = there if memory == "numpy" else there.numpy()
+    gpumem.Device("cuda:0").synchronize()
+    gate.hold(stream)
+    source.fill(7, stream)
+    copying = arena.copy_out({"a": source}, to={"a": there}, limit="4MiB")
+    in_file = arena.copy_out({"a": source}, tmp_path / "file", limit="4MiB")
+    assert not copying.done
+    gate.open()
+    assert (copying.wait()["a"] == 7).all()
+    assert in_file.wait().read_bytes().endswith(source.numpy().tobytes())
+
+
 # ---- between host memories, and fills of them ----------------------------------------------------
 
 KNOWN = MEMORIES[:3]

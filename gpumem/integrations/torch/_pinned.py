@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib import import_module
 from types import ModuleType
 
 from gpumem._arena.arena import Arena
@@ -52,6 +53,8 @@ def install(
     serving = _hooks.pinned() if arena is None else arena
     if serving is not None:
         _hooks.serve(_hooks.PINNED, limited(serving))
+    # The first allocation would import it, which takes a tenth of a second. It makes no context.
+    import_module("cuda.bindings.driver")
     _build.load(torch).gpumem_torch_install_pinned(ctypes.c_void_p(_hooks.table()), int(unpinned))
     installed = True
 
