@@ -117,6 +117,7 @@ def _scenarios(chosen: argparse.Namespace, seed: int) -> Iterator[Scenario]:
             without=tuple(chosen.without),
             lag_us=rng.choice([0, 0, 50, 1000]) if device.startswith("host") else 0,
             lie=chosen.lie,
+            node_limit=rng.choice([None, chosen.max_mem, 2 * chosen.max_mem]),
         )
 
 
@@ -141,7 +142,7 @@ def _config(rng: random.Random, policy: str, backing: str, max_mem: int) -> dict
 
 def _told(scenario: Scenario) -> str:
     settings = " ".join(f"{key}={value}" for key, value in scenario.config.items())
-    return f"{scenario.memory} {settings} lag={scenario.lag_us}us"
+    return f"{scenario.memory} {settings} lag={scenario.lag_us}us node={scenario.node_limit}"
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Crossings:
         self._value = 0
         self._session: gpumem.Session | None = None
         self._nothing = gpumem.empty(0, "u1", memory=self._device)
+        self._out: list[Held] = []  # blocks that wait in other memory
 
     def actions(self) -> dict[Callable[[], None], int]:
         """Return what a thread may do, with weights."""
@@ -56,6 +57,8 @@ class Crossings:
         return {
             self.copy: 40,
             self.copy_through_other_memory: 20 if self._beside else 0,
+            self.move_out: 20 if self._beside else 0,
+            self.move_back: 20 if self._beside else 0,
             self.import_from_another_library: 0 if one_cpu else 20,
             self.order_by_a_timeline: 20,
             self.run_a_session: 20,
@@ -64,6 +67,7 @@ class Crossings:
 
     def close(self) -> None:
         """End the session and the timeline; the thread's streams have finished."""
+        self._out.clear()
         if self._session is not None:
             self._session.close()
         self._timeline.close()
@@ -99,6 +103,36 @@ class Crossings:
             gpumem.copy(made, between, stream)
             self._blocks.add(Held(made, held.tag, stream))
         between.close()
+
+    def move_out(self) -> None:
+        """Copy a block into other memory and free it at once, as an offload does."""
+        held = self._blocks.drawn()
+        if held is None:
+            return
+        try:
+            between = self._rng.choice(self._beside).allocate(held.buffer.nbytes)
+        except gpumem.OutOfMemoryError:
+            self._blocks.add(held)
+            return
+        stream = self._blocks.some_stream()
+        self._blocks.read_on(held, stream)
+        gpumem.copy(between, held.buffer, stream)
+        held.buffer.close(stream)
+        self._out.append(Held(between, held.tag, stream))
+
+    def move_back(self) -> None:
+        """Allocate a block anew for one that was moved out."""
+        if not self._out:
+            return
+        out = self._out.pop(self._rng.randrange(len(self._out)))
+        stream = self._blocks.some_stream()
+        made = self._blocks.made(out.buffer.nbytes, stream)
+        if made is None:
+            self._out.append(out)
+            return
+        gpumem.copy(made, out.buffer, stream)  # after the copy out, without an event between
+        out.buffer.close()
+        self._blocks.add(Held(made, out.tag, stream))
 
     # ---- other libraries -------------------------------------------------------------------------
 

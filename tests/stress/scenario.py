@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gpumem
@@ -38,6 +40,7 @@ class Scenario:
     without: tuple[str, ...] = ()
     lag_us: int = 0
     lie: bool = False
+    node_limit: int | None = None  # bytes of a node that the arenas share
 
 
 @dataclass
@@ -61,6 +64,7 @@ def run(scenario: Scenario) -> Outcome:
         _run(scenario, memory, driver, outcome)
     finally:
         host_device.set_lag(0)
+        Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{_node(scenario)}").unlink(missing_ok=True)
     if not outcome.problems:
         patience = time.monotonic() + 5  # a destroyed stream finishes its queued work first
         while _alive() != before and time.monotonic() < patience:
@@ -78,9 +82,14 @@ def _make_what_stays() -> None:
 
 
 def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) -> None:
-    arena = gpumem.Arena(memory, scenario.config)
+    budget = None
+    if scenario.node_limit is not None:
+        budget = gpumem.Budget(scenario.node_limit, node=_node(scenario))
+    arena = gpumem.Arena(memory, scenario.config, budget=budget)
     device = arena.memory.device
-    beside = [gpumem.Arena(memory, {"max_mem": 64 * MIB}) for memory in scenario.beside]
+    beside = [
+        gpumem.Arena(memory, {"max_mem": 64 * MIB}, budget=budget) for memory in scenario.beside
+    ]
     shared = Shared(
         arena=arena,
         beside=beside,
@@ -102,6 +111,10 @@ def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) 
         thread.join()
     if not outcome.problems:
         _end(shared, outcome)
+
+
+def _node(scenario: Scenario) -> str:
+    return f"stress-{os.getpid()}-{scenario.seed}"
 
 
 def _peers(device: gpumem.Device, beside: list[gpumem.Arena]) -> list:
@@ -153,6 +166,8 @@ def _end(shared: Shared, outcome: Outcome) -> None:
     arena.close()
     if arena.stats().reserved:
         outcome.problems.append(f"a closed arena holds memory: {arena.stats()}")
+    if arena.budget is not None and arena.budget.used:
+        outcome.problems.append(f"closed arenas are charged: {arena.budget}")
 
 
 def _alive() -> dict[str, int]:

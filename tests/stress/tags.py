@@ -34,6 +34,8 @@ class Tags:
         self._held: list[Held] = []
         self._rows: list[Held] = []  # at most one: rows [0, committed) with one pattern
         self._tag = Tag(f"thread {number}")
+        others = {each.memory.device for each in shared.beside} - {blocks.arena.memory.device}
+        self._places = ["host", *sorted(others, key=str)]
         try:
             with blocks.arena.tag(self._tag.name):
                 self._tensor: gpumem.VirtualTensor | None = blocks.arena.virtual(
@@ -115,8 +117,10 @@ class Tags:
                 self._rows.append(Held(self._tensor, tag, stream))  # type: ignore[arg-type]
 
     def sleep_a_tag(self) -> None:
-        """Put a thread's tag to sleep, mostly another one's."""
-        self._turn(lambda tag: self._blocks.arena.sleep(tag.name))
+        """Put a thread's tag to sleep, mostly another one's, on the host or another device."""
+        place = self._rng.choice(self._places)
+        self._turn(lambda tag: self._blocks.arena.sleep(tag.name, place))
+        self._blocks.done[f"sleeps to {place}"] += 1
 
     def wake_a_tag(self) -> None:
         """Wake a tag, if there is room for it."""

@@ -151,4 +151,6 @@ class Worker:
         self._arena.check_invariants()
         stats = self._arena.stats()
         assert not stats.limit or stats.reserved <= stats.limit, stats
+        budget = self._arena.budget
+        assert budget is None or budget.used <= budget.limit, budget
         self._arena.blocks()
