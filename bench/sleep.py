@@ -9,10 +9,10 @@ printed when a step ends; of a step that the limit ended it has the figures unti
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
 memory, "again" copies into kept memory, "drop" copies nothing. "bare" are the driver's own calls
 for handles of the sizes that the arena has: unmap and release, then create, map and set access.
-"peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed.
+"peer" sleeps on the next GPU, and "model-peer" the tensors of "model" there. torch_memory_saver is measured on a GPU, where it is installed.
 "model" are PyTorch's tensors of a Llama of 8 billion bf16 parameters, made one after another, and
 "adamw" the same with two states for each, whatever `--gib` is; "plain" of both is a copy of as many
-bytes between one pinned GiB and one of the GPU, in the same process.
+bytes between one pinned GiB, or one of the other GPU, and one of the GPU, in the same process.
 Before a first copy to the host its process touches as much memory and frees it, because a virtual
 machine may have to get that memory from its host. Figures are medians, of "first" the only one.
 
@@ -50,7 +50,8 @@ STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PART = 256 * MIB  # touched by a thread at a time
 TOUCHED = 1.25  # of the live bytes, so that other memory of the machine is there too
 STEPS = ("keep", "saver", "keep-dead", "saver-dead", "model", "adamw", "drop", "bare", "peer")
-STEPS += ("tenants",)
+STEPS += ("model-peer", "tenants")
+MODELS = ("model", "adamw", "model-peer")
 SORTS = ("first", "again", "wake", "plain down", "plain up")
 WIDTH, MLP, LAYERS, WORDS, HEADS = 4096, 14336, 32, 128256, 1024  # of the model; of keys, values
 Figures = Iterator[tuple[str, float]]  # the sort of a figure, and its seconds
@@ -126,11 +127,14 @@ def model_shapes() -> list[tuple[int, ...]]:
     return [(WORDS, WIDTH), *layer * LAYERS, (WIDTH,), (WORDS, WIDTH)]
 
 
-def plain_copies(device: str, nbytes: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return calls that copy as many bytes from a GPU, and to it, through one pinned GiB."""
+def plain_copies(
+    device: str, nbytes: int, to: str = "host"
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return calls that copy as many bytes from a GPU, and to it, through one GiB beside."""
     import torch
 
-    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
+    place: dict[str, Any] = {"pin_memory": True} if to == "host" else {"device": to}
+    beside = torch.empty(GIB, dtype=torch.uint8, **place)
     on_device = torch.empty(GIB, dtype=torch.uint8, device=device)
 
     def copy(to: Any, source: Any) -> None:
@@ -139,10 +143,10 @@ def plain_copies(device: str, nbytes: int) -> tuple[Callable[[], None], Callable
             to[:part].copy_(source[:part], non_blocking=True)
         torch.cuda.synchronize()
 
-    return functools.partial(copy, pinned, on_device), functools.partial(copy, on_device, pinned)
+    return functools.partial(copy, beside, on_device), functools.partial(copy, on_device, beside)
 
 
-def model(device: str, repeats: int, states: int) -> Figures:
+def model(device: str, repeats: int, states: int, to: str = "host") -> Figures:
     """Sleep and wake of a model's own tensors, made by PyTorch, and plain copies beside."""
     import torch
 
@@ -157,11 +161,12 @@ def model(device: str, repeats: int, states: int) -> Figures:
             tensors += [torch.ones(shape, **kinds) for _ in range(states)]
     nbytes = sum(tensor.nbytes for tensor in tensors)
     yield "nbytes", nbytes
-    copy_down, copy_up = plain_copies(device, nbytes)
+    copy_down, copy_up = plain_copies(device, nbytes, to)
     torch.cuda.synchronize()
-    touch(nbytes)
+    if to == "host":
+        touch(nbytes)
     for turn in range(repeats + 1):
-        yield ("again" if turn else "first"), seconds(lambda: arena.sleep("model"))
+        yield ("again" if turn else "first"), seconds(lambda: arena.sleep("model", to))
         yield "wake", seconds(lambda: arena.wake("model"))
         yield "plain down", seconds(copy_down)
         yield "plain up", seconds(copy_up)
@@ -224,6 +229,7 @@ def measured(step: str, device: str, nbytes: int, dead: float, repeats: int) -> 
         "drop": lambda: cycles(device, nbytes, 0, repeats, "drop"),
         "bare": lambda: bare(device, nbytes, repeats),
         "peer": lambda: cycles(device, nbytes, 0, repeats, "keep", f"cuda:{index + 1}"),
+        "model-peer": lambda: model(device, repeats, 0, f"cuda:{index + 1}"),
         "tenants": lambda: iter(tenants(device, nbytes).items()),
     }
     return steps[step]()
@@ -240,14 +246,14 @@ def absent(step: str, device: str) -> str | None:
             return "needs a GPU"
         if importlib.util.find_spec("torch_memory_saver") is None:
             return "torch_memory_saver is not installed"
-    if step in ("model", "adamw"):
+    if step in MODELS:
         if not device.startswith("cuda"):
             return "needs a GPU"
         if importlib.util.find_spec("torch") is None:
             return "PyTorch is not installed"
     if step == "peer" and not device.startswith("cuda"):
         return "needs two GPUs"
-    if step == "peer" and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
+    if step in ("peer", "model-peer") and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
         return "needs another GPU"
     return None
 
@@ -319,7 +325,7 @@ def ratios(rates: dict[str, dict[str, float]]) -> dict[str, float]:
         if sort in rates.get(one, {}) and sort in rates.get(other, {})
     }
     plain = {"first": "plain down", "again": "plain down", "wake": "plain up"}
-    for step in ("model", "adamw"):
+    for step in MODELS:
         for sort, beside in plain.items():
             if {sort, beside} <= rates.get(step, {}).keys():
                 found[f"{step}, {sort} / plain copy"] = rates[step][sort] / rates[step][beside]
