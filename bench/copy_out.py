@@ -1,11 +1,13 @@
 """`Arena.copy_out` beside a training step: its rate, its memory, and the time of the steps.
 
-    python -m bench.copy_out [--gib 32] [--rounds 5] [--limit 1GiB] [--file PATH]
+    python -m bench.copy_out [--gib 32] [--rounds 5] [--limit 1GiB] [--to host pinned PATH]
 
 Tensors of 512 MiB are copied to memory of the CPU that an earlier copy has filled, or to a file,
-while steps of bf16 matrix products read the same tensors. "bus" is a copy of as many bytes from
-the GPU into one pinned GiB, alone. Steps are timed by the host from one synchronization to the
-next; a round has steps without a copy, then as many as fit beside one. Medians of rounds.
+while steps of bf16 matrix products read the same tensors. `--limit` is that of "host" and of a
+file; "pinned" has the bytes of its arrays. "bus" is a copy of as many bytes from the GPU into one
+pinned GiB, alone, "PyTorch" its own copies to the arrays of "host". Steps are timed by the host
+from one synchronization to the next; a round has steps without a copy, then as many as fit beside
+one. Medians of rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", default="256MiB")
-    parser.add_argument("--file", help="copy to this file instead")
+    parser.add_argument("--to", nargs="+", default=["host", "pinned"])
     given = parser.parse_args()
     import torch
 
@@ -65,22 +67,37 @@ def main() -> None:
     for _ in range(5):
         step()
     copy_plainly()
-    place: Any = given.file or arena.copy_out(bits, limit=given.limit).wait()
+    limits = {to: nbytes if to == "pinned" else parse_size(given.limit) for to in given.to}
+    places: dict[str, Any] = {
+        to: arena.copy_out(bits, to, limit=limits[to]).wait() for to in given.to
+    }
+    plain = {name: torch.from_numpy(array) for name, array in dict(places.get("host", {})).items()}
     before = peak_of_host_memory()
-    found: dict[str, list[float]] = {"bus": [], "alone": [], "beside steps": []}
-    ratios = []
+    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+
+    def copy_by_torch() -> None:
+        for name, array in plain.items():
+            array.copy_(bits[name])
+
     for _ in range(given.rounds):
-        found["bus"].append(seconds(copy_plainly))
-        found["alone"].append(seconds(arena.copy_out(bits, to=place, limit=given.limit).wait))
-        bare = [seconds(step) for _ in range(20)]
-        begin = time.perf_counter()
-        copying = arena.copy_out(bits, to=place, limit=given.limit)
-        beside = []
-        while not copying.done:
-            beside.append(seconds(step))
-        copying.wait()
-        found["beside steps"].append(time.perf_counter() - begin)
-        ratios.append(statistics.median(beside) / statistics.median(bare))
+        found.setdefault("bus", []).append(seconds(copy_plainly))
+        if plain:
+            found.setdefault("PyTorch", []).append(seconds(copy_by_torch))
+        for to, place in places.items():
+            begin = time.perf_counter()
+            arena.copy_out(bits, place, limit=limits[to]).wait()
+            found.setdefault(f"{to}, alone", []).append(time.perf_counter() - begin)
+            bare = [seconds(step) for _ in range(20)]
+            begin = time.perf_counter()
+            copying = arena.copy_out(bits, place, limit=limits[to])
+            beside = []
+            while not beside or not copying.done:
+                beside.append(seconds(step))
+            copying.wait()
+            found.setdefault(f"{to}, beside steps", []).append(time.perf_counter() - begin)
+            ratio = statistics.median(beside) / statistics.median(bare)
+            ratios.setdefault(to, []).append(ratio)
     growth = peak_of_host_memory() - before
     assert growth <= parse_size(given.limit), f"{growth} bytes beside the destination"
     bus = statistics.median(found["bus"])
@@ -93,10 +110,13 @@ def main() -> None:
         for name, each in found.items()
     ]
     print(markdown.table(("copy", "GB/s", "/ bus"), rows))
-    print(f"\nstep beside the copy / without: {statistics.median(ratios):.3f}")
+    for to, each in ratios.items():
+        print(f"\n{to}: step beside the copy / without: {statistics.median(each):.3f}")
     print(f"limit {given.limit}; the process grew by {growth / MIB:.1f} MiB meanwhile")
-    if not given.file:
-        assert all(bool((place[name] == place[name].flat[0]).all()) for name in list(place)[::16])
+    wanted = next(iter(bits.values()))[0, 0].item()
+    for place in places.values():
+        if isinstance(place, dict):
+            assert all(bool((place[name] == wanted).all()) for name in list(place)[::16])
 
 
 if __name__ == "__main__":

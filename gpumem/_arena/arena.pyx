@@ -1061,8 +1061,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         The copy comes after all work that is queued on the device when this is called, and a thread
         makes it. Until it has ended, the caller neither writes nor frees the memory that is copied;
         nothing is duplicated on the device. `sleep` raises `InUseError` meanwhile. At most four
-        pieces of 2 MiB are queued on the device at once, so that copies of the program wait for
-        few bytes.
+        pieces of 2 MiB, or 32 MiB to pinned memory, are queued on the device at once, so that
+        copies of the program wait for few bytes.
 
         Parameters
         ----------
@@ -1074,11 +1074,12 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             Mappings may be nested: their names are joined by a dot. None as a tensor is left out.
         to : str, path or mapping
             A path, with a slash in it if it is a text: a safetensors file, which other files of the
-            name give way to once it is complete. "host": new memory of the CPU. Arrays of an
-            earlier copy to "host": the same memory again.
+            name give way to once it is complete. "host": new memory of the CPU. "pinned": the
+            same, pinned, which a GPU fills at the speed of its bus; a forked child does not have
+            it. Arrays of an earlier copy to either: the same memory again.
         limit : int or str
             Bytes of host memory that the copy may use besides its destination, pinned or not; at
-            least 1 MiB.
+            least 1 MiB. For "pinned" also of the new arrays.
 
         Returns
         -------
@@ -1093,6 +1094,10 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             that safetensors does not have. bfloat16 and float8 need the package ml_dtypes.
         AsleepError
             A tag is asleep.
+        ConfigError
+            `limit` is below 1 MiB, or below the bytes of new pinned arrays.
+        OutOfMemoryError
+            The host has no memory for pinned arrays.
         CopyOutError
             The file cannot be written: the disk is full, say.
 

@@ -20,11 +20,11 @@ from gpumem._buffer.buffer import Accesses
 from gpumem._buffer.stream import Event, Stream, record_all_work
 from gpumem._support.closing import Uncopied
 from gpumem._support.files import require_writable
-from gpumem._support.sizes import whole_bytes
-from gpumem._tensor.create import copy
-from gpumem._tensor.imports import asarray, buffer_on_stream, tensor_on_stream
+from gpumem._support.sizes import exact_size, whole_bytes
+from gpumem._tensor.create import copy, empty
+from gpumem._tensor.imports import asarray, buffer_on_stream, is_pinned, tensor_on_stream
 from gpumem._tensor.tensor import Tensor
-from gpumem.device import Device
+from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, CopyOutError
 
 # NumPy's name of a dtype, which ml_dtypes extends, and that of the file format.
@@ -40,6 +40,8 @@ _CODES = {
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
 MIN_LIMIT = 1 << 20  # bytes
+# Bytes that the device writes to pinned memory in one go: copies of the program wait for them.
+PINNED_PIECE = 32 << 20
 
 
 class CopyOut(Uncopied):
@@ -69,7 +71,6 @@ class CopyOut(Uncopied):
         tensors: dict[str, Tensor],
         place: _TensorFile | _TensorArrays,
         accesses: Accesses,
-        limit: int,
     ) -> None:
         if not isinstance(accesses, Accesses):
             raise TypeError("a CopyOut is made by Arena.copy_out")
@@ -84,7 +85,7 @@ class CopyOut(Uncopied):
         self._ended = threading.Event()
         self._process = os.getpid()
         threading.Thread(
-            target=self._run, args=(tensors, accesses, limit), name="gpumem copy_out", daemon=True
+            target=self._run, args=(tensors, accesses), name="gpumem copy_out", daemon=True
         ).start()
 
     @property
@@ -124,12 +125,12 @@ class CopyOut(Uncopied):
         if not self.done:
             self._ended.wait()
 
-    def _run(self, tensors: dict[str, Tensor], accesses: Accesses, limit: int) -> None:
+    def _run(self, tensors: dict[str, Tensor], accesses: Accesses) -> None:
         _running.add(self)
         try:
             with accesses, _file_errors(self._place.result):
                 for name, tensor in tensors.items():
-                    for piece in _pieces(tensor, limit):
+                    for piece in _pieces(tensor, self._place.piece_bytes):
                         self._go_on()
                         self._place.add(name, piece)
                         self.done_bytes += piece.nbytes
@@ -166,10 +167,11 @@ def copy_out(
     limit: int | str,
 ) -> CopyOut:
     """Begin the copy of `Arena.copy_out`: of tensors, else of the used blocks of tags' arenas."""
-    if not isinstance(to, (Mapping, os.PathLike)) and to != "host" and os.sep not in str(to):
+    in_memory = isinstance(to, Mapping) or to in ("host", "pinned")
+    if not in_memory and not isinstance(to, os.PathLike) and os.sep not in str(to):
         raise ValueError(
-            f'invalid to = {to!r}: expected "host", the arrays of an earlier copy, or a path with '
-            f"a {os.sep!r}"
+            f'invalid to = {to!r}: expected "host", "pinned", the arrays of an earlier copy, or a '
+            f"path with a {os.sep!r}"
         )
     nbytes = whole_bytes("limit", limit)
     if nbytes < MIN_LIMIT:
@@ -186,16 +188,14 @@ def copy_out(
         named = dict(sorted(found, key=lambda item: -item[1].itemsize))
         if len(named) < len(found) or "__metadata__" in named:
             raise ValueError("a name is there twice, or is __metadata__, which is the format's own")
-        # A piece of the file waits in as much memory again as it is staged through.
-        most = nbytes // 2
-        if isinstance(to, Mapping) or to == "host":
-            place: _TensorFile | _TensorArrays = _TensorArrays(named, to)
+        if in_memory:
+            place: _TensorFile | _TensorArrays = _TensorArrays(named, to, arena, nbytes)
         else:
             path = Path(os.path.abspath(to))
             with _file_errors(path):
-                place = _TensorFile(named, path, most)
+                place = _TensorFile(named, path, nbytes)
         undo.callback(place.close)
-        copying = CopyOut(named, place, accesses, most)
+        copying = CopyOut(named, place, accesses)
         undo.pop_all()
     return copying
 
@@ -279,8 +279,10 @@ def _copy_to(memory: np.ndarray[Any, Any], first: int, piece: Tensor) -> int:
 class _TensorArrays:
     """Arrays of NumPy, new or of an earlier copy."""
 
-    def __init__(self, tensors: dict[str, Tensor], to: Any) -> None:
-        if to == "host":
+    def __init__(self, tensors: dict[str, Tensor], to: Any, arena: Arena, limit: int) -> None:
+        if to == "pinned":
+            to = _pinned_arrays(tensors, arena, limit)
+        elif to == "host":
             to = {name: np.empty(like.shape, like.dtype) for name, like in tensors.items()}
         self.result = dict(to)
         if not all(
@@ -292,6 +294,9 @@ class _TensorArrays:
         if wanted != {name: (array.shape, array.dtype) for name, array in to.items()}:
             raise ValueError(f"arrays in to differ in name, shape or dtype from {wanted}")
         self._ends = dict.fromkeys(tensors, 0)
+        self.piece_bytes = limit // 2
+        if any(is_pinned(tensors[name].device, to[name].ctypes.data) for name in tensors):
+            self.piece_bytes = min(self.piece_bytes, PINNED_PIECE)
 
     def add(self, name: str, piece: Tensor) -> None:
         bytes_of = self.result[name].reshape(-1).view("u1")
@@ -304,14 +309,31 @@ class _TensorArrays:
         pass  # the arrays are the program's
 
 
+def _pinned_arrays(tensors: dict[str, Tensor], arena: Arena, limit: int) -> dict[str, Any]:
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    if nbytes > limit:
+        raise ConfigError(
+            f"invalid limit = {limit}: pinned arrays of these tensors have {exact_size(nbytes)}"
+        )
+    gpus = (tensor.device for tensor in tensors.values() if tensor.device.type == "cuda")
+    memory = MemoryInfo(next(gpus, arena.memory.device), MemoryKind.HOST_ACCESSIBLE)
+    pinned = Arena(memory, name="pinned arrays of copy_out")  # its last array closes it
+    return {
+        name: empty(like.shape, like.dtype, resource=pinned).numpy()
+        for name, like in tensors.items()
+    }
+
+
 class _TensorFile:
     """A safetensors file beside its path until it is complete; pieces are written together."""
 
-    def __init__(self, tensors: dict[str, Tensor], to: Path, most: int) -> None:
+    def __init__(self, tensors: dict[str, Tensor], to: Path, limit: int) -> None:
         require_writable(to)
         self.result = to
         header, end = _header(tensors)
-        self._parts = np.empty(most, "u1")
+        # A piece waits here, and is staged through as much memory again.
+        self.piece_bytes = limit // 2
+        self._parts = np.empty(self.piece_bytes, "u1")
         self._used = 0
         self._at = len(header)
         self._unfinished = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
