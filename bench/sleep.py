@@ -9,10 +9,11 @@ printed when a step ends; of a step that the limit ended it has the figures unti
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
 memory, "again" copies into kept memory, "drop" copies nothing. "bare" are the driver's own calls
 for handles of the sizes that the arena has: unmap and release, then create, map and set access.
-"peer" sleeps on the next GPU, and "model-peer" the tensors of "model" there. torch_memory_saver is measured on a GPU, where it is installed.
-"model" are PyTorch's tensors of a Llama of 8 billion bf16 parameters, made one after another, and
-"adamw" the same with two states for each, whatever `--gib` is; "plain" of both is a copy of as many
-bytes between one pinned GiB, or one of the other GPU, and one of the GPU, in the same process.
+"peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed.
+"model" are PyTorch's tensors of a Llama of 8 billion bf16 parameters, made one after another,
+"adamw" the same with two states for each, whatever `--gib` is, and "model-peer" those of "model"
+that sleep on the next GPU; "plain" of each is a copy of as many bytes between one GiB of the GPU
+and one of pinned memory or the next GPU, in the same process.
 Before a first copy to the host its process touches as much memory and frees it, because a virtual
 machine may have to get that memory from its host. Figures are medians, of "first" the only one.
 
@@ -253,7 +254,8 @@ def absent(step: str, device: str) -> str | None:
             return "PyTorch is not installed"
     if step == "peer" and not device.startswith("cuda"):
         return "needs two GPUs"
-    if step in ("peer", "model-peer") and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
+    needs_another = step in ("peer", "model-peer")
+    if needs_another and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
         return "needs another GPU"
     return None
 
