@@ -1,5 +1,6 @@
 """Predictions of distributed scripts: rank 0 runs, over process groups without the other ranks."""
 
+import ast
 import textwrap
 
 import pytest
@@ -52,6 +53,28 @@ train(model, 1024)
 """
 
 
+OFFLOADED = """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from gpumem.integrations import torch as gpumem_torch
+dist.init_process_group("nccl")
+blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(3)]
+model = torch.nn.Sequential(*blocks).cuda()
+model[1][0].weight.requires_grad_(False)
+for each in (*model, model):
+    fully_shard(each, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad])
+offloaded = gpumem_torch.offload(limit="1MiB", min_bytes=1)
+for _ in range(2):
+    with offloaded:
+        loss = model(torch.ones(64, 512, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print({path: moves.moved for path, moves in offloaded.report().modules.items()})
+"""
+INPUTS = 2 * 64 * 512 * 2  # bytes in bfloat16 that a layer saves in two steps
+
+
 @pytest.fixture(autouse=True)
 def _needs_pytorch():
     try:
@@ -64,10 +87,10 @@ def _needs_pytorch():
 def predicted(tmp_path):
     """Predict rank 0 of 4 of a script."""
 
-    def predict(script):
+    def predict(script, allocator="default"):
         path = tmp_path / "train.py"
         path.write_text(BEGIN + textwrap.dedent(script))
-        return predict_script([str(path)], allocators=["default"], ranks=4).runs["default"]
+        return predict_script([str(path)], allocators=[allocator], ranks=4).runs[allocator]
 
     return predict
 
@@ -78,6 +101,15 @@ def test_rank_0_trains_without_the_others(predicted, script):
     assert (run.end, run.steps) == ("steps", 3), run.output
     assert run.live > 8 * MIB
     assert "memory of NCCL is not counted" in run.assumed
+
+
+def test_offload_of_a_sharded_model_moves_activations_and_no_weights(predicted):
+    run = predicted(OFFLOADED, "gpumem")
+    assert run.end == "script", run.output
+    moved = ast.literal_eval(run.output.splitlines()[-1])
+    # The second block's input is not saved, since its weight has no gradient.
+    layers = ("0.0", "0.1", "1.1", "2.0", "2.1")
+    assert moved == dict.fromkeys(layers, INPUTS)
 
 
 def test_collectives_of_host_tensors_take_other_ranks_as_equal(predicted):
