@@ -1061,7 +1061,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         The copy comes after all work that is queued on the device when this is called, and a thread
         makes it. Until it has ended, the caller neither writes nor frees the memory that is copied;
         nothing is duplicated on the device. `sleep` raises `InUseError` meanwhile. At most four
-        pieces of 2 MiB, or 32 MiB to pinned memory, are queued on the device at once, so that
+        pieces of 4 MiB, or 32 MiB to pinned memory, are queued on the device at once, so that
         copies of the program wait for few bytes.
 
         Parameters

@@ -31,6 +31,9 @@ cdef extern from "workers.h" nogil:
     void jobs_wait_detached()
     int worker_cpus()
 
+cdef extern from "past_caches.h" nogil:
+    void copy_past_caches(void* to, const void* origin, size_t nbytes)
+
 cdef enum:
     MAX_SLOTS = 64
     MIN_SLOT = 1 << 16    # bytes
@@ -41,10 +44,15 @@ cdef enum:
     TOGETHER_FROM = 8 << 20
     MAX_JOBS = 32
     MIN_JOB = 1 << 16     # bytes
+    # Jobs of one slot: its bytes are copied by several threads, because no transfer overlaps with
+    # the copy of the last slot.
+    PARTS = 4
+    # Bytes of a copy from which the program's memory is written past the caches.
+    PAST_CACHES_FROM = 32 << 20
 
 # Bytes of a slot: large enough that a driver call costs little in comparison, small enough that the
 # first and the last piece, which overlap with no other, cost little too (bench/results/copies.md).
-SLOT_BYTES = 2 << 20
+SLOT_BYTES = 4 << 20
 # Slots on the bus at once: one is transferred, the others keep the bus busy until the calling
 # thread queues the next.
 SLOTS_IN_FLIGHT = 4
@@ -61,12 +69,13 @@ cdef struct Staged:
     Ring ring
     Cut cut
     WorkBatch batch
-    WorkJob jobs[MAX_SLOTS]
-    bint busy[MAX_SLOTS]           # its job was queued and not yet waited for
+    WorkJob jobs[MAX_SLOTS][PARTS]
+    bint busy[MAX_SLOTS]           # its jobs were queued and not yet waited for
     CUevent events[MAX_SLOTS]      # the slot's latest transfer
     int event_count
     DeviceContext* context
     CUstream stream
+    bint past_caches               # the program's memory is written past the caches
 
 
 # ---- Staged copies -------------------------------------------------------------------------------
@@ -98,6 +107,7 @@ cdef CallResult rows_stage(DeviceContext* context, CUstream stream, const Rows* 
     staged.cut = rows_cut(rows, ring.slot_bytes)
     staged.context = context
     staged.stream = stream
+    staged.past_caches = device == END_ORIGIN and rows_bytes(rows) >= PAST_CACHES_FROM
     if batch_begin(&staged.batch, &staged) != 0:
         return call_result(CUDA_ERROR_OUT_OF_MEMORY, "pthread_cond_init")
     result = create_events(&staged)
@@ -172,25 +182,42 @@ cdef inline uint64_t slot_address(const Staged* staged, int64_t number) noexcept
 
 cdef void start_job(Staged* staged, int64_t number) noexcept nogil:
     cdef int slot = number % staged.ring.slots
+    cdef int part
     staged.busy[slot] = True
-    batch_add(&staged.batch, &staged.jobs[slot], number, run_job, worker_threads())
+    for part in range(PARTS):
+        batch_add(&staged.batch, &staged.jobs[slot][part], number * PARTS + part, run_job,
+                  worker_threads())
 
 
 cdef void finish_job(Staged* staged, int64_t number) noexcept nogil:
     cdef int slot = number % staged.ring.slots
+    cdef int part
     if staged.busy[slot]:
-        batch_wait(&staged.batch, &staged.jobs[slot])
+        for part in range(PARTS):
+            batch_wait(&staged.batch, &staged.jobs[slot][part])
         staged.busy[slot] = False
 
 
 cdef void run_job(void* work, int64_t number) noexcept nogil:
-    # Runs in a worker: copies one piece between the program's memory and the slot, which replaces
-    # the device's end.
+    # Runs in a worker: copies a part of one piece between the program's memory and the slot, which
+    # replaces the device's end. Bytes with gaps between them are one part.
     cdef const Staged* staged = <const Staged*>work
+    cdef uint64_t part = number % PARTS
+    cdef uint64_t first
     cdef Rows piece
-    rows_piece(staged.rows, staged.cut, number, &piece)
-    rows_pack(&piece, staged.device, slot_address(staged, number))
-    rows_move(&piece)
+    rows_piece(staged.rows, staged.cut, number // PARTS, &piece)
+    rows_pack(&piece, staged.device, slot_address(staged, number // PARTS))
+    if piece.ndim == 0:
+        first = piece.width * part // PARTS
+        piece.width = piece.width * (part + 1) // PARTS - first
+        piece.to += first
+        piece.origin += first
+    elif part != 0:
+        return
+    if piece.ndim == 0 and staged.past_caches:
+        copy_past_caches(<void*>piece.to, <const void*>piece.origin, piece.width)
+    else:
+        rows_move(&piece)
 
 
 cdef CallResult queue_transfer(Staged* staged, int64_t number) noexcept nogil:

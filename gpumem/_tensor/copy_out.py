@@ -40,8 +40,11 @@ _CODES = {
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
 MIN_LIMIT = 1 << 20  # bytes
-# Bytes that the device writes to pinned memory in one go: copies of the program wait for them.
+# Bytes of a piece, between two looks at `cancel`. The device writes a piece of pinned memory in one
+# go, so that a copy of the program waits for it. Other memory is written through staging memory.
 PINNED_PIECE = 32 << 20
+PLAIN_PIECE = 512 << 20
+MAX_STAGING = 64 << 20
 
 
 class CopyOut(Uncopied):
@@ -294,7 +297,7 @@ class _TensorArrays:
         if wanted != {name: (array.shape, array.dtype) for name, array in to.items()}:
             raise ValueError(f"arrays in to differ in name, shape or dtype from {wanted}")
         self._ends = dict.fromkeys(tensors, 0)
-        self.piece_bytes = limit // 2
+        self.piece_bytes = limit if limit < MAX_STAGING else PLAIN_PIECE
         if any(is_pinned(tensors[name].device, to[name].ctypes.data) for name in tensors):
             self.piece_bytes = min(self.piece_bytes, PINNED_PIECE)
 

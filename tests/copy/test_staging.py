@@ -58,6 +58,19 @@ def test_concurrent_staged_copies_in_both_directions(staged):
     assert not failed
 
 
+@pytest.mark.parametrize("first", [0, 1, 63])
+def test_large_copy_from_a_device_writes_its_bytes_and_no_others(stream, first):
+    data = np.random.default_rng(first).integers(0, 256, (40 << 20) + 5, np.uint8)
+    tensor = gpumem.empty(data.shape, "uint8", memory="host")
+    gpumem.copy(tensor, data, stream)
+    back = np.full(first + data.size + 70, 9, np.uint8)
+    end = first + data.size
+    gpumem.copy(back[first:end], tensor, stream)
+    assert (back[first:end] == data).all()
+    assert (back[:first] == 9).all()
+    assert (back[end:] == 9).all()
+
+
 def test_forked_child_copies_with_its_own_worker_threads():
     child.run_quietly("""
         import os, warnings, numpy as np, gpumem

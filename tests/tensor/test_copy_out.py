@@ -149,7 +149,7 @@ def test_pinned_memory_stays_below_the_limit(arena):
     staging.reset_peaks()
     tensor = gpumem.full(64 * MIB, 7, "uint8", resource=arena)
     assert (arena.copy_out({"t": tensor}, limit="16MiB").wait()["t"] == 7).all()
-    assert 0 < staging.stats().max_in_use <= 8 * MIB
+    assert 0 < staging.stats().max_in_use <= 16 * MIB
     with pytest.raises(ConfigError, match="at least 1048576"):
         arena.copy_out(limit=1000)
 
