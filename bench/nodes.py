@@ -1,6 +1,6 @@
 """Programs under one limit of a node: leases, an idle cache, pressure, peaks in turn, kills.
 
-    python -m bench.nodes [--device cuda:0] [--limit 24GiB] [--only PART ...] [--json]
+    python -m bench.nodes [--device cuda:0 [cuda:1]] [--limit 24GiB] [--only PART ...] [--json]
 
 On a GPU each program is a process of PyTorch that `gpumem run --node-limit` starts; on the host
 device it has an arena. `--limit` is that of the node (24 GiB; on the host device 256 MiB). Parts:
@@ -9,6 +9,7 @@ device it has an arena. `--limit` is that of the node (24 GiB; on the host devic
   lease asks the driver, and of one without a node.
 - idle: milliseconds until a program has two thirds of the limit that another one's cache holds.
 - many: two and eight programs that allocate and free at random for some seconds.
+- spread: eight such programs, which take turns among the devices given.
 - peaks: the largest sum of two VirtualTensors that grow and shrink in turn, over the limit.
 - start: two programs that at once take nine tenths of the memory that they find free, 20 times.
 - kill: after a SIGKILL, milliseconds until the process has ended, until its slot can be refunded,
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from bench import markdown
 from gpumem import Budget
 from gpumem._node import NodeView
 from gpumem._support.sizes import parse_size
+from gpumem.device import set_host_device_count
 from gpumem.errors import NodeError
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -61,7 +63,8 @@ class Work:
         self.refusal = ""
         self.refusals: tuple[type[Exception], ...] = (MemoryError, gpumem.errors.OutOfMemoryError)
         self.torch: Any = None
-        if device == "host":
+        if device.startswith("host"):
+            set_host_device_count(1 + int(device.partition(":")[2] or 0))
             self.budget = Budget(None, node=node)
             self.arena = gpumem.Arena(device, budget=self.budget)
             return
@@ -148,7 +151,7 @@ class Program:
 
     def __init__(self, device: str, node: str) -> None:
         command = [sys.executable, "-m"]
-        if device != "host":
+        if not device.startswith("host"):
             command += ["gpumem", "run", "--node-limit", node, "-m"]
         self.process = subprocess.Popen(
             [*command, "bench.nodes", "--serve", node, "--device", device],
@@ -179,13 +182,17 @@ class Program:
 
 @contextmanager
 def programs(
-    device: str, limit: int, names: list[str], prefix: str = ""
+    device: str | list[str], limit: int, names: list[str], prefix: str = ""
 ) -> Iterator[tuple[str, list[Program]]]:
-    """Start programs on a node of their own; `names` are below it, or empty."""
+    """Start programs on a node of their own; `names` are below it, or empty.
+
+    Of several devices they take turns.
+    """
+    devices = cycle([device] if isinstance(device, str) else device)
     node = f"{prefix}bench-{os.getpid()}-{next(numbers)}"
     keeper = Budget(limit, node=node)  # its slot holds nothing
     with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
-        made = list(pool.map(lambda name: Program(device, node + name), names))
+        made = list(pool.map(lambda name, device: Program(device, node + name), names, devices))
         for each in made:
             stack.callback(each.end)
         yield node, made
@@ -248,8 +255,17 @@ def idle(device: str, limit: int) -> dict[str, Any]:
 
 def many(device: str, limit: int) -> dict[str, Any]:
     """Let programs allocate at random, and read how much they hold."""
+    return churned(device, limit, 2, 8)
+
+
+def spread(devices: list[str], limit: int) -> dict[str, Any]:
+    """Let programs of several devices do so."""
+    return churned(devices, limit, 8)
+
+
+def churned(device: str | list[str], limit: int, *numbers: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for number in (2, 8):
+    for number in numbers:
         with programs(device, limit, [""] * number) as (node, each):
             view = NodeView(node)
             largest = [0]
@@ -313,7 +329,7 @@ def start(device: str, limit: int) -> dict[str, Any]:
 def kill(device: str, limit: int) -> dict[str, Any]:
     """Kill programs that hold seven tenths of the device, or of the limit on the host device."""
     where = gpumem.Device(device)
-    is_host = device == "host"
+    is_host = device.startswith("host")
     nbytes = limit * 7 // 10 if is_host else where.total_bytes * 7 // 10
     times: dict[str, list[float]] = {"ended": [], "slot": [], "memory": []}
     with programs(device, nbytes * 11 // 10, [""] * KILLS) as (node, each):
@@ -366,26 +382,29 @@ def is_dead(view: NodeView, process: int) -> bool:
         return False
 
 
-PARTS = {each.__name__: each for each in (lease, idle, many, peaks, start, kill)}
+PARTS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+    each.__name__: each for each in (lease, idle, many, spread, peaks, start, kill)
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.nodes")
-    parser.add_argument("--device", default="host")
+    parser.add_argument("--device", nargs="+", default=["host"], help="the first, but for spread")
     parser.add_argument("--limit", type=parse_size)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--serve", metavar="NODE", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     if chosen.serve:
-        serve(chosen.device, chosen.serve)
+        serve(chosen.device[0], chosen.serve)
         return 0
-    limit = chosen.limit or (256 * MIB if chosen.device == "host" else 24 * GIB)
+    device = chosen.device[0]
+    limit = chosen.limit or (256 * MIB if device.startswith("host") else 24 * GIB)
     found = {}
     for part in chosen.only:
         begin = time.monotonic()
         try:
-            found[part] = PARTS[part](chosen.device, limit)
+            found[part] = PARTS[part](chosen.device if part == "spread" else device, limit)
         except Exception as error:  # the other parts are measured all the same
             found[part] = {"failed": repr(error)}
         text = f"{part}, {time.monotonic() - begin:.0f} s: {found[part]}"

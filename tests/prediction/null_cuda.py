@@ -7,12 +7,14 @@ runs Python over it, with all processes that it starts; tests/ must be importabl
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
 from helpers.child import path_with, run
 
 from gpumem.prediction.child import null
@@ -59,6 +61,14 @@ def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count
     done = run(BEGIN + textwrap.dedent(script) + END, str(library()), json.dumps(device))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def require_gpumem_beneath_pytorch() -> None:
+    """Skip the test where gpumem's allocator cannot be PyTorch's."""
+    if require().version.startswith("2.10."):
+        pytest.skip("gpumem needs PyTorch 2.11 or later")
+    if shutil.which("g++") is None:
+        pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
 
 
 def environment(folder: Path) -> dict[str, str]:

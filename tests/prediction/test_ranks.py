@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 from helpers.child import python
+from prediction.null_cuda import require_gpumem_beneath_pytorch
 
 from gpumem.errors import ConfigError, GpumemError
 from gpumem.prediction import predict_script
@@ -104,6 +105,7 @@ def test_rank_0_trains_without_the_others(predicted, script):
 
 
 def test_offload_of_a_sharded_model_moves_activations_and_no_weights(predicted):
+    require_gpumem_beneath_pytorch()
     run = predicted(OFFLOADED, "gpumem")
     assert run.end == "script", run.output
     moved = ast.literal_eval(run.output.splitlines()[-1])

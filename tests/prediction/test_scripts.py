@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.child import python
 from helpers.waiting import wait_until
+from prediction.null_cuda import require_gpumem_beneath_pytorch
 
 from gpumem.errors import GpumemError
 from gpumem.prediction import predict_script
@@ -27,13 +28,6 @@ def _needs_pytorch():
         require()
     except GpumemError as error:
         pytest.skip(str(error))
-
-
-def _require_gpumem_beneath_pytorch():
-    if require().version.startswith("2.10."):
-        pytest.skip("gpumem needs PyTorch 2.11 or later")
-    if shutil.which("g++") is None:
-        pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
 
 
 @pytest.fixture
@@ -87,7 +81,7 @@ def test_training_is_stopped_after_the_steps_with_each_allocator(predicted):
 
 
 def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
-    _require_gpumem_beneath_pytorch()
+    require_gpumem_beneath_pytorch()
     found = predicted(TRAINING, allocators=("default", "gpumem"))
     ours = found.runs["gpumem"]
     assert (ours.end, ours.live) == ("steps", found.runs["default"].live), ours.output
@@ -98,7 +92,7 @@ def test_gpumem_beneath_pytorch_reserves_its_own_pages(predicted):
 def compiler(request, tmp_path, monkeypatch):
     """Let gpumem's allocator be compiled, or let there be no compiler and nothing compiled."""
     if request.param == "compiler":
-        _require_gpumem_beneath_pytorch()
+        require_gpumem_beneath_pytorch()
         return True
     if require().version.startswith("2.10."):
         pytest.skip("gpumem needs PyTorch 2.11 or later")
