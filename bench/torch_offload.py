@@ -2,10 +2,11 @@
 
     python -m bench.torch_offload [--rows fits longest ...] [--rounds 5] [--small]
 
-PyTorch has its memory from one arena. A round runs each way in turn, with a step that does not
-count and `STEPS` that do; a figure is the median over rounds, a ratio the median of the rounds'
-ratios to the same steps without offload and without a limit. The arena refuses what is above the
-limit. Rows:
+PyTorch has its memory from one arena. A round runs each way in turn, with `UNCOUNTED` steps, as
+the arena's pages find their places, and `STEPS` that count; a figure is the median over rounds, a
+ratio the median of the rounds' ratios to the same steps without offload and without a limit. The
+arena refuses what is above the limit. A bound is the ratio at which the least bytes, those above
+the limit, cross the bus at its speed, out within the forward pass and back within the other. Rows:
 
 "fits" has no limit. "longest" searches the limit at which a length just fits, then the longest
 input under it. "lengths" draws its lengths. "anchors" compares the ways at 1.5 of the length:
@@ -37,7 +38,7 @@ from bench.workloads.transformer import Checkpointed, Decoder, Decoding, next_to
 from bench.workloads.vision import UNet
 from gpumem.integrations import torch as gpumem_torch
 
-STEPS = 2
+UNCOUNTED, STEPS = 4, 2
 LENGTH = 12_288
 MIB = 1 << 20
 Context = Callable[[], Any]
@@ -278,7 +279,7 @@ def compare(
     for _ in range(rounds):
         for way in ways.values():
             set_limit(way.limit)
-            run(training, sizes[0], way)
+            run(training, sizes[0], way, UNCOUNTED)
             each = [run(training, size, way, STEPS) for size in sizes]
             way.seconds.append(sum(each) / len(each))
     set_limit(None)
@@ -299,6 +300,21 @@ def fits(training: Training, size: int, way: Way, steps: int) -> bool:
 
 def offload(limit: int | None) -> Any:
     return gpumem_torch.offload(limit)
+
+
+def bus() -> float:
+    """Return the bytes per second of the slower direction between the GPU and pinned memory."""
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    gpu = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    seconds = []
+    for to, source in ((host, gpu), (gpu, host)):
+        to.copy_(source)
+        begin = perf_counter()
+        for _ in range(4):
+            to.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append((perf_counter() - begin) / 4)
+    return (1 << 30) / max(seconds)
 
 
 def mib(nbytes: float) -> str:
@@ -325,6 +341,14 @@ class Bench:
             seconds = statistics.median(way.seconds)
             more = f"{mib(way.peak)} MiB, forward {1000 * way.forward:.1f} ms"
             self.add(row, name, f"{1000 * seconds:.1f} ms", ratios[name], more)
+
+    def add_bound(self, row: str, native: Way, limit: int) -> None:
+        seconds, excess = statistics.median(native.seconds), native.peak - limit
+        crossing = excess / (speed := bus())
+        passes = (native.forward, seconds - native.forward)
+        bound = sum(max(each, crossing) for each in passes)
+        more = f"{mib(excess)} MiB at {speed / 1e9:.1f} GB/s take {1000 * crossing:.1f} ms each way"
+        self.add(row, "bound", f"{1000 * bound:.1f} ms", bound / seconds, more)
 
     def decoder(self) -> Training:
         if self.llama is None:
@@ -395,6 +419,7 @@ class Bench:
         }
         ratios = compare(self.decoder(), [size], ways, self.rounds, "native")
         self.add_ways("anchors, 1.5 L", ways, ratios)
+        self.add_bound("anchors, 1.5 L", ways["native"], limit)
         host = made.mover.host
         more = f"{mib(max(host._peaks))} MiB out at once, {mib(host.held)} MiB held"
         self.add("anchors, 1.5 L", "offload", str(made.report()), None, more)
@@ -443,6 +468,7 @@ class Bench:
                 self.add(name, f"activations {share:.2f}", "out of memory", None, str(error)[:60])
                 continue
             self.add_ways(f"{name}, {share:.2f}", ways, ratios)
+            self.add_bound(name, ways["native"], limit)
             self.add(name, "", str(made.report()), None, f"limit {mib(limit)}")
             del training
 

@@ -210,3 +210,16 @@ def test_host_memory_that_is_refused_is_asked_for_in_its_own_size_first():
     assert host.allocate(1 << 20) is not None
     assert asked == [32 << 20, 3 << 20, 32 << 20, 1 << 20]
     assert host.held == host.used == 1 << 20
+
+
+def test_free_memory_between_blocks_raises_the_margin_only_where_pages_stay():
+    margins = {}
+    for moves_pages in (False, True):
+        planner = Planner(6400, moves_pages=moves_pages)
+        for waste in (0, 300):
+            planner.save("m", 20, 120, 120, waste)
+            planner.need(planner.step, 0, 120, 120, waste, frees=True)
+            planner.end_step()
+            margins[moves_pages, waste] = planner.margin
+    assert margins[False, 0] < margins[False, 300]
+    assert margins[True, 0] == margins[True, 300]

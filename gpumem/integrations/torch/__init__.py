@@ -316,20 +316,27 @@ def offload(
     torch = import_torch()
     _allocator.require_gpu(torch)
     device = torch.cuda.current_device()
-    mover = Mover(torch, device)
+    arena = _arena_of(device)
+    moves_pages = arena is not None and arena.backing == "virtual"
+    mover = Mover(torch, device, moves_pages=moves_pages)
     mover.require_no_capture()
     if not _pinned.installed:
         enable_pinned()
-    return context(torch, mover, nbytes, _free_bytes(torch, device), least)
+    return context(torch, mover, nbytes, _free_bytes(torch, device, arena), least)
 
 
-def _free_bytes(torch: ModuleType, device: int) -> int:
-    """Return the bytes that PyTorch can hold on a GPU, the ones it holds included."""
+def _arena_of(device: int) -> Arena | None:
+    """Return the arena of PyTorch's memory on a GPU, if it is one."""
     enabled = status()
     arena = enabled.resources.get(device)
     if arena is None and enabled.mode == "full":
         arena = _hooks.arenas().get(device)
-    if isinstance(arena, Arena) and (limit := arena.limit):
+    return arena if isinstance(arena, Arena) else None
+
+
+def _free_bytes(torch: ModuleType, device: int, arena: Arena | None) -> int:
+    """Return the bytes that PyTorch can hold on a GPU, the ones it holds included."""
+    if arena is not None and (limit := arena.limit):
         return limit
     free: int = torch.cuda.mem_get_info(device)[0]
     return free + int(torch.cuda.memory_reserved(device))

@@ -153,7 +153,7 @@ class Offload:
     """
 
     def __init__(self, torch: ModuleType, mover: Any, limit: int, min_bytes: int) -> None:
-        self.planner = Planner(limit)
+        self.planner = Planner(limit, moves_pages=mover.moves_pages)
         self.mover = mover
         self.lock = threading.RLock()
         self._torch = torch
@@ -397,7 +397,10 @@ class Offload:
             if record is not None and is_out and self._revive(record.original) is None:
                 if not planner.has_room(record.number, live):
                     break
-                self._bring(record)
+                try:
+                    self._bring(record)
+                except self._torch.OutOfMemoryError:
+                    break  # it comes back when it is needed
                 live += record.nbytes
             self._coming.popleft()
 

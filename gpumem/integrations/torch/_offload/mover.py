@@ -13,11 +13,13 @@ from gpumem.integrations.torch._offload.host import HostMemory, Piece
 class Mover:
     """Copies the storages of one GPU, all on one stream: what is brought back was copied before.
 
-    Tensors are of bytes and span whole storages. Calls have the device's current stream.
+    Tensors are of bytes and span whole storages. Calls have the device's current stream. If the
+    allocator `moves_pages`, its free pages serve any block.
     """
 
-    def __init__(self, torch: ModuleType, device: int) -> None:
+    def __init__(self, torch: ModuleType, device: int, *, moves_pages: bool = False) -> None:
         self._torch = torch
+        self.moves_pages = moves_pages
         self.device = torch.device("cuda", device)
         self._stream = torch.cuda.Stream(device)
         self.host = HostMemory(self._pinned)

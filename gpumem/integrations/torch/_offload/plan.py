@@ -16,6 +16,7 @@ from itertools import pairwise
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
 _MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
+_PAGES = 20  # the part that is left where pages move, for the ends of pages between live blocks
 _MAX_WASTE = 16  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
@@ -142,8 +143,9 @@ class Planner:
         estimate decides.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, moves_pages: bool = False) -> None:
         self.limit = limit
+        self._moves_pages = moves_pages
         self.coming = 0
         self.out = 0
         self.step = TrainingStep()
@@ -255,7 +257,10 @@ class Planner:
     @property
     def margin(self) -> int:
         """Bytes of the limit that are left to fragmentation, and to copies under way."""
-        return self.limit // _MARGIN + max(self._waste, self.limit // _MARGIN)
+        if self._moves_pages:
+            return self.limit // _PAGES
+        share = self.limit // _MARGIN
+        return share + max(self._waste, share)
 
     def usable(self) -> int:
         """Return the bytes that the points of a step without a plan may have."""
