@@ -1,6 +1,6 @@
 """PyTorch's pinned memory, of its own allocator and of gpumem's arena.
 
-    python -m bench.torch_pinned [--rounds 5]
+    python -m bench.torch_pinned [--rounds 5] [--without-held]
 
 "first" is one `torch.empty(pin_memory=True)` of a size that nothing has had before, "again" a pair
 of one more and its end, in the fastest of many runs of pairs, "copied" a pair with a copy to the
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=16, help="GiB of them at a time")
     parser.add_argument("--child", choices=CONFIGURATIONS, help=argparse.SUPPRESS)
     parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--without-held", action="store_true", help="leave out the bytes held")
     chosen = parser.parse_args()
     if chosen.child:
         said = figures(chosen.child)
@@ -53,7 +54,7 @@ def main() -> None:
             begin = perf_counter()
             command = [sys.executable, "-m", "bench.torch_pinned", "--child", name]
             command += ["--largest", str(chosen.largest), "--live", str(chosen.live)]
-            command += [] if number else ["--held"]
+            command += [] if number or chosen.without_held else ["--held"]
             variables = environment("full" if name == "full" else "native")
             done = subprocess.run(
                 command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True
