@@ -12,12 +12,14 @@
 
 #ifdef __SSE2__
 #include <emmintrin.h>
+#endif
 
 enum { LINE = 64 }; /* bytes */
 
 static inline void copy_past_caches(void *to, const void *origin, size_t nbytes) {
     char *at = (char *)to;
     const char *from = (const char *)origin;
+#ifdef __SSE2__
     size_t head = (size_t)(-(uintptr_t)at % LINE);
     if (head > nbytes) head = nbytes;
     memcpy(at, from, head);
@@ -26,12 +28,8 @@ static inline void copy_past_caches(void *to, const void *origin, size_t nbytes)
         for (size_t i = 0; i < LINE; i += sizeof(__m128i))
             _mm_stream_si128((__m128i *)(at + i), _mm_loadu_si128((const __m128i *)(from + i)));
     _mm_sfence(); /* other threads see the bytes before they see that the copy is done */
+#endif
     memcpy(at, from, nbytes);
 }
-#else
-static inline void copy_past_caches(void *to, const void *origin, size_t nbytes) {
-    memcpy(to, origin, nbytes);
-}
-#endif
 
 #endif
