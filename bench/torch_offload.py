@@ -12,7 +12,8 @@ the limit, cross the bus at its speed, out within the forward pass and back with
 input under it. "lengths" draws its lengths. "anchors" compares the ways at 1.5 of the length:
 `save_on_cpu`, and hooks that move everything on a stream and keep the last five. "recomputed" has
 checkpoints, and a limit of two layers' inputs. "models" have their fixed part and 0.8 of their
-activations. "growth" runs 1,000 short steps.
+activations. "growth" runs 1,000 short steps. "hides" has the share of the activations that the
+bus carries during the forward pass, by width and tokens.
 """
 
 from __future__ import annotations
@@ -472,6 +473,22 @@ class Bench:
             self.add(name, "", str(made.report()), None, f"limit {mib(limit)}")
             del training
 
+    def hides(self) -> None:
+        self.llama = None
+        speed = bus()
+        for width in (512,) if self.chosen.small else (1024, 2048, 4096):
+            training = decoder(self.chosen, width=width, hidden=11 * width // 4, heads=width // 128)
+            for length in (512,) if self.chosen.small else (4096, 16_384):
+                way = Way()
+                run(training, length, way, 3)
+                fixed, way.peak = torch.cuda.memory_allocated(), 0
+                run(training, length, way)
+                share = way.forward * speed / (way.peak - fixed)
+                rule = 3.3e-6 * (21 * width + 2 * length) * speed / 55e9
+                row = f"hides, {width} x {length}"
+                more = f"forward {1000 * way.forward:.1f} ms, {mib(way.peak - fixed)} MiB"
+                self.add(row, f"rule {rule:.2f}", f"{share:.2f}", None, more)
+
     def growth(self) -> None:
         self.llama = None
         training = decoder(self.chosen, width=512, hidden=1376, layers=4)
@@ -494,7 +511,7 @@ class Bench:
 
 
 def main() -> None:
-    names = ("fits", "longest", "lengths", "growth", "recomputed", "models", "anchors")
+    names = ("fits", "longest", "lengths", "growth", "recomputed", "models", "anchors", "hides")
     parser = argparse.ArgumentParser(prog="python -m bench.torch_offload", description=__doc__)
     parser.add_argument("--rows", nargs="*", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=5)

@@ -223,3 +223,16 @@ def test_free_memory_between_blocks_raises_the_margin_only_where_pages_stay():
             margins[moves_pages, waste] = planner.margin
     assert margins[False, 0] < margins[False, 300]
     assert margins[True, 0] == margins[True, 300]
+
+
+def test_step_that_differs_moves_no_more_than_its_plan_and_then_a_first_step_does():
+    sizes, other = [10] * 48, [10] * 4 + [20] * 6
+    planner = Planner(100 + 20 * 20)
+    for _ in range(2):
+        planned = step_of(planner, sizes)[1]
+    top, moved = step_of(planner, other)
+    assert planner.plan is None
+    assert top <= planner.limit
+    first = step_of(Planner(planner.limit), other)[1]
+    assert {each for each in moved if each < 4} <= {*planned, *first}
+    assert {each for each in moved if each >= 4} <= {*first} < {*range(4, 10)}

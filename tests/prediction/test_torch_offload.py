@@ -299,6 +299,33 @@ print(host.used, host.held <= pinned.max_reserved <= 1.02 * max(moved) * MIB)
 
 
 @needs_cuda
+def test_many_steps_keep_no_more_memory_and_no_more_objects():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+moving = integration.offload(limit=f"{limit}MiB")
+counts = []
+for steps in (20, 980):
+    for _ in range(steps):
+        step(context=moving)
+    moving.report()
+    gc.collect()
+    host, pinned = moving.mover.host, integration.status().pinned.stats()
+    counts.append((torch.cuda.memory_allocated(), host.held, pinned.reserved, len(host._free),
+                   len(moving._records), len(moving._waits), len(moving.planner._steps)))
+    objects = len(gc.get_objects())
+    counts[-1] += (objects - (objects if steps == 20 else before),)
+    before = objects
+print(moving.report().moved > 1000 * MIB, *map(int.__sub__, counts[1], counts[0]))
+"""
+    )
+    moved, *growth, objects = said.split()
+    assert moved == "True"
+    assert growth == ["0"] * 7
+    assert int(objects) < 100  # of 980 steps
+
+
+@needs_cuda
 def test_nothing_moves_if_it_fits():
     said = over_null_cuda(
         SCRIPT
