@@ -25,6 +25,7 @@ cdef class Budget:
     cdef BudgetCore* core
     cdef readonly Budget parent
     cdef NodeMember member            # of the node that the tree's root leases from; or None
+    cdef object device          # that the node's name begins with, which has the UUID here; or None
     cdef object pressure        # the callback; or None
     cdef set pressing           # threads that are inside it
     cdef object __weakref__

@@ -23,7 +23,7 @@ from gpumem._support.arguments import MISSING, refuse_call, require_name
 from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import exact_size, format_size, whole_bytes
+from gpumem._support.sizes import exact_size, format_size, is_share, share_of, whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 from gpumem.stats import BudgetLevel, collection_text, OutOfMemoryReport
@@ -66,8 +66,8 @@ cdef class Budget:
     Parameters
     ----------
     limit : int, str or None
-        Bytes, 0 to 2**63 - 1, or a text such as ``"20GiB"``, that are never passed. None: only the
-        levels above limit it.
+        Bytes, 0 to 2**63 - 1, or a text such as ``"20GiB"``, that are never passed; with a `node`
+        of a device also a share of its memory, ``"80%"``. None: only the levels above limit it.
     soft : int or str, optional
         Bytes or a text, at most `limit`: `on_pressure` is called once each time that `used` passes
         them. No request fails because of it.
@@ -156,7 +156,9 @@ cdef class Budget:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
                         (limit, *excess), others, most=1, keywords=KEYWORDS,
                         meant={"soft_limit": "soft"})
-        cdef uint64_t hard = bytes_of("limit", limit)
+        head = node.partition("/")[0] if isinstance(node, str) else ""
+        self.device = Device(head) if ":" in head else None
+        cdef uint64_t hard = bytes_of("limit", limit, False, self.device)
         cdef uint64_t gentle = soft_of(soft, hard)
         require_name(name)
         if parent is not None and not isinstance(parent, Budget):
@@ -246,7 +248,7 @@ cdef class Budget:
 
     @limit.setter
     def limit(self, value):
-        cdef uint64_t limit = bytes_of("limit", value)
+        cdef uint64_t limit = bytes_of("limit", value, False, self.device)
         cdef uint64_t used
         if self.node is not None:
             self.member.set_limit(limit)
@@ -467,10 +469,16 @@ cdef class Reservation:
 
 # ---- arguments -----------------------------------------------------------------------------------
 
-cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint64_t>-1:
-    """Read a number of bytes; None, where it is allowed, means no limit."""
+cdef uint64_t bytes_of(str what, object value, bint needed=False,
+                       object device=None) except? <uint64_t>-1:
+    """Read a number of bytes, or a share of a device; None, where allowed, means no limit."""
     if value is None and not needed:
         return BUDGET_UNLIMITED
+    if is_share(value):
+        if device is None:
+            raise ConfigError(f"invalid {what} = {value!r}: expected bytes; a percentage needs "
+                              f"the node of a device, such as 'cuda:0' or 'cuda:0/NAME'")
+        return share_of(what, value, device.total_bytes)
     number = whole_bytes(what, value, accepts_none=not needed)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"invalid {what} = {number}: expected 0 to 2**63 - 1 bytes")

@@ -351,7 +351,7 @@ class _Settings:
         for key, text in items:
             field, target = cls._field_of(key)
             if memory is not None and field == cls._LIMIT and is_share(text):
-                text = share_of(str(key), str(text), memory.device.total_bytes)
+                text = share_of(str(key), str(text), memory._total_bytes())
             value = parsers[field](str(key), text)
             if _applies(key, target, names):
                 _enter_once(values, given, field, value, f"{visible(str(key))} = {shown(text)}")
@@ -444,7 +444,7 @@ class ArenaConfig(_Settings):
     max_mem : int
         Bytes the arena may hold from the device; 0 or None is unlimited, and reads as 0. Where a
         memory is passed as well, as to `Arena`, also a share of the device's whole memory, such as
-        ``"80%"``.
+        ``"80%"``; for pinned memory, of the host's.
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;

@@ -294,6 +294,11 @@ class MemoryInfo:
             raise ValueError(f"unknown memory {memory!r}: the kind after '/' is missing")
         return cls(Device(device), _kind_named(kind) if kind else None)  # type: ignore[arg-type]
 
+    def _total_bytes(self) -> int:
+        """Return the bytes of which "80%" is a share: for pinned memory those of the host."""
+        is_pinned = self.kind is MemoryKind.HOST_ACCESSIBLE
+        return Device("host" if is_pinned else self.device).total_bytes
+
     @property
     def host_accessible(self) -> bool:
         """Whether the CPU can read and write it through an ordinary pointer."""

@@ -609,6 +609,7 @@ def test_limit_is_a_share_of_the_devices_memory_wherever_a_memory_is_known():
     assert arena.limit == total // 4
     arena.set_limit("100%")
     assert arena.limit == total
+    assert gpumem.Arena("host/host_accessible", max_mem="50%").limit == total // 2
 
 
 @pytest.mark.parametrize("share", ["0%", "0.0%", "100.1%", "101%", "-1%", "%", "all%", "1e1%"])
@@ -627,6 +628,15 @@ def test_other_shares_are_refused_with_the_accepted_ones(share):
 
 
 def test_share_without_a_memory_is_refused():
+    budget = gpumem.Budget("1MiB")
+    for call in (
+        lambda: gpumem.Budget("80%"),
+        lambda: gpumem.Budget("80%", node="gpu0"),
+        lambda: setattr(budget, "limit", "80%"),
+    ):
+        with pytest.raises(ConfigError, match="limit = '80%': expected bytes; a percentage"):
+            call()
+    assert budget.limit == 1 << 20
     with pytest.raises(ConfigError, match="Arena and DriverPool, which have a memory"):
         ArenaConfig(max_mem="80%")
     with pytest.raises(ConfigError, match="expected an integer from 0"):

@@ -44,10 +44,10 @@ def padded(texts):
 
 def llama():
     config = LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=16,
-        num_attention_heads=16,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
         num_key_value_heads=4,
         vocab_size=32000,
         max_position_embeddings=LONGEST,

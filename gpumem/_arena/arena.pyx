@@ -473,7 +473,7 @@ cdef class Arena(MemoryResource):
         1073741824
         """
         if is_share(nbytes):
-            nbytes = share_of("limit", nbytes, self.memory.device.total_bytes)
+            nbytes = share_of("limit", nbytes, self.memory._total_bytes())
         cdef uint64_t limit = size_of(nbytes, None)
         self.require_open()
         with nogil:

@@ -12,7 +12,7 @@ import click
 
 from gpumem._budget import Budget
 from gpumem._support.arguments import is_same_file
-from gpumem.cli.arguments import FiniteRange, size, size_or_share, within, writable
+from gpumem.cli.arguments import FiniteRange, size_or_share, within, writable
 from gpumem.errors import GpumemError
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
@@ -36,12 +36,12 @@ class _Run(click.Command):
 
 def _read_node(
     context: click.Context, option: click.Parameter, text: str | None
-) -> tuple[str, int | None] | None:
+) -> tuple[str, int | str | None] | None:
     """Read a name and its limit."""
     if text is None:
         return None
     name, equals, limit = text.partition("=")
-    return name, size(context, option, limit) if equals else None
+    return name, size_or_share(context, option, limit) if equals else None
 
 
 @click.command(
@@ -60,18 +60,18 @@ def _read_node(
     "node",
     metavar="NAME[=SIZE]",
     callback=_read_node,
-    help="Limit that all programs with NAME share, such as gpu0=60GiB or gpu0/tenant-a=20GiB.",
+    help="Limit that all programs with NAME share, such as gpu0=60GiB or cuda:0/tenant-a=20%.",
 )
 @click.option(
     "--pinned",
     metavar="[=LIMIT]",
-    callback=size,
+    callback=size_or_share,
     help="Replace PyTorch's allocator of pinned host memory alone, within LIMIT in each process.",
 )
 @click.option(
     "--offload",
     metavar="[=LIMIT]",
-    callback=size,
+    callback=size_or_share,
     help="Move activations to pinned memory where the GPU's would exceed LIMIT, or what it has.",
 )
 @click.option(
@@ -94,9 +94,9 @@ def _read_node(
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
     max_mem: int | str | None,
-    node: tuple[str, int | None] | None,
-    pinned: int | None,
-    offload: int | None,
+    node: tuple[str, int | str | None] | None,
+    pinned: int | str | None,
+    offload: int | str | None,
     report: Path | None,
     stacks: float,
     module: bool,
@@ -133,7 +133,7 @@ def run(
         raise click.ClickException(f"{program}: {error.strerror}") from None
 
 
-def _set_limit(name: str, limit: int | None) -> str:
+def _set_limit(name: str, limit: int | str | None) -> str:
     """Set the limit of a node's name before the program runs, which then joins it."""
     try:
         Budget(limit, node=name)

@@ -17,7 +17,7 @@ from helpers.child import PYTHON_CHECKS, python
 import gpumem
 from gpumem import Budget
 from gpumem._node import NodeView, node_files
-from gpumem.errors import BudgetExceededError, NodeError
+from gpumem.errors import BudgetExceededError, ConfigError, NodeError
 
 MIB = 1 << 20
 # Python 3.12 and later warn of a fork beside threads; gpumem has one for each name.
@@ -375,6 +375,17 @@ def test_memory_outside_of_a_devices_node_counts(device):
         assert (refused.value.budget, refused.value.missing) == ("the device", 4 * MIB)
     budget.reserve("160MiB").cancel()
     assert gpumem.Arena("host", budget=budget).allocate("250MiB").nbytes == 250 * MIB
+
+
+def test_limit_of_a_devices_name_may_be_a_share_of_the_device(device):
+    total = gpumem.Device("host").total_bytes
+    budget = Budget("50%", node=f"{device}/a")
+    assert budget.limit == total // 2
+    budget.limit = "25%"
+    assert budget.limit == total // 4
+    with pytest.raises(ConfigError, match="above 0% and at most 100%"):
+        budget.limit = "101%"
+    assert budget.limit == total // 4
 
 
 def test_leases_of_a_device_count_until_they_are_allocated(device):

@@ -233,6 +233,19 @@ def test_limit_is_the_arenas(gpumem, tmp_path):
     assert answer(gpumem("--max-mem", "20GiB", path)) == 20 << 30
 
 
+def test_limits_may_be_shares_of_the_memory_that_they_limit(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        from gpumem.integrations.torch._startup import Options
+        options = Options.of_environment()
+        print(json.dumps([options.max_mem, options.pinned, options.offload]))
+        """,
+    )
+    assert answer(gpumem("--pinned=25%", "--offload=90%", path)) == [0, "25%", "90%"]
+    assert answer(gpumem("--max-mem=80%", path)) == ["80%", None, None]
+
+
 @pytest.fixture
 def node():
     name = f"test-run-{os.getpid()}"
@@ -464,6 +477,9 @@ def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_pat
         (["--max-mem", "much", "x.py"], "much"),
         (["--node-limit", "gpu0=much", "x.py"], "much"),
         (["--node-limit", "gpu 0=20GiB", sys.executable], "invalid node = 'gpu 0'"),
+        (["--node-limit", "gpu0=80%", sys.executable], "limit = '80%': expected bytes"),
+        (["--pinned=0%", "x.py"], "above 0% and at most 100%"),
+        (["--offload=101%", "x.py"], "above 0% and at most 100%"),
         (["--stacks", "nan", "x.py"], "'nan' is not a valid number from 0 to 1"),
         ([], "PROGRAM"),
     ],

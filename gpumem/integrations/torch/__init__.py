@@ -51,7 +51,8 @@ from types import ModuleType
 from gpumem import integrations
 from gpumem._arena.arena import Arena
 from gpumem._support.signatures import published
-from gpumem._support.sizes import whole_bytes
+from gpumem._support.sizes import is_share, share_of, whole_bytes
+from gpumem.device import Device
 from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
@@ -227,9 +228,9 @@ def enable_pinned(
         An arena of memory ``"cuda:N/pinned"``. None means the one in use; at first the default
         resource of the current device's pinned memory, which CuPy and Numba use, too.
     limit : int or str, optional
-        Bytes that the arena may hold, such as ``"16GiB"``, at least 1; as `Arena.set_limit`. None
-        leaves the arena's limit. The memory that the machine and the process's control groups have
-        left is a limit in any case.
+        Bytes that the arena may hold, such as ``"16GiB"``, at least 1, or a share of the host's
+        memory, ``"25%"``; as `Arena.set_limit`. None leaves the arena's limit. The memory that the
+        machine and the process's control groups have left is a limit in any case.
     beyond : {"error", "unpinned"}
         A request that is refused raises ``torch.OutOfMemoryError``, or gets memory that is not
         pinned: then copies of it are slower, and wait.
@@ -246,9 +247,7 @@ def enable_pinned(
     """
     if beyond not in ("error", "unpinned"):
         raise ConfigError(f"invalid beyond = {beyond!r}: expected 'error' or 'unpinned'")
-    nbytes = 0 if limit is None else whole_bytes("limit", limit, accepts_none=True)
-    if limit is not None and nbytes < 1:
-        raise ConfigError(f"invalid limit = {limit!r}: expected at least 1 byte, or None")
+    nbytes = _limit_of(limit, Device("host"))
     arena = None if resource is None else _pinned.require_pinned(resource)
     torch = import_torch()
     _allocator.require_gpu(torch)
@@ -281,8 +280,9 @@ def offload(
     Parameters
     ----------
     limit : int or str, optional
-        Bytes that PyTorch may allocate on the GPU, such as ``"70GiB"``, at least 1. None means the
-        limit of PyTorch's arena, else the memory that is free now and that PyTorch holds.
+        Bytes that PyTorch may allocate on the GPU, such as ``"70GiB"``, at least 1, or a share of
+        the GPU's memory, ``"80%"``. None means the limit of PyTorch's arena, else the memory that
+        is free now and that PyTorch holds.
     to : {"host"}
         Where tensors move.
     min_bytes : int or str
@@ -307,15 +307,14 @@ def offload(
     """
     if to != "host":
         raise ConfigError(f"invalid to = {to!r}: expected 'host'")
-    nbytes = 0 if limit is None else whole_bytes("limit", limit, accepts_none=True)
+    _limit_of(limit, Device("host"))  # refused before PyTorch is imported
     least = whole_bytes("min_bytes", min_bytes)
-    if (limit is not None and nbytes < 1) or least < 1:
-        raise ConfigError(
-            f"invalid limit = {limit!r} or min_bytes = {min_bytes!r}: expected at least 1 byte"
-        )
+    if least < 1:
+        raise ConfigError(f"invalid min_bytes = {min_bytes!r}: expected at least 1 byte")
     torch = import_torch()
     _allocator.require_gpu(torch)
     device = torch.cuda.current_device()
+    nbytes = _limit_of(limit, Device(f"cuda:{device}"))
     arena = _arena_of(device)
     moves_pages = arena is not None and arena.backing == "virtual"
     mover = Mover(torch, device, moves_pages=moves_pages)
@@ -323,6 +322,18 @@ def offload(
     if not _pinned.installed:
         enable_pinned()
     return context(torch, mover, nbytes, _free_bytes(torch, device, arena), least)
+
+
+def _limit_of(limit: int | str | None, device: Device) -> int:
+    """Return the bytes of a limit, which may be a share of a device's memory; 0 for None."""
+    if limit is None:
+        return 0
+    if is_share(limit):
+        return share_of("limit", str(limit), device.total_bytes)
+    nbytes = whole_bytes("limit", limit, accepts_none=True)
+    if nbytes < 1:
+        raise ConfigError(f"invalid limit = {limit!r}: expected at least 1 byte, or None")
+    return nbytes
 
 
 def _arena_of(device: int) -> Arena | None:

@@ -50,12 +50,12 @@ class Options(NamedTuple):
         Share of the allocations that are recorded with a stack, 0 to 1.
     began : int
         Time at which it began, in nanoseconds since 1970.
-    pinned : int or None
-        Bytes that the arena of pinned memory may hold in each process, which alone is PyTorch's; 0
-        is unlimited. None: gpumem serves the GPU's memory, too.
-    offload : int or None
-        Bytes that a GPU may hold before saved tensors move to the host; 0 is as many as it has.
-        None: none move.
+    pinned : int, str or None
+        Bytes that the arena of pinned memory may hold in each process, which alone is PyTorch's, or
+        the share of the host's memory; 0 is unlimited. None: gpumem serves the GPU's memory, too.
+    offload : int, str or None
+        Bytes that a GPU may hold before saved tensors move to the host, or the share of its memory;
+        0 is as many as it has. None: none move.
     node : str or None
         Name of the node's budget that this memory is charged to.
     """
@@ -65,8 +65,8 @@ class Options(NamedTuple):
     report: str
     stacks: float
     began: int
-    pinned: int | None = None
-    offload: int | None = None
+    pinned: int | str | None = None
+    offload: int | str | None = None
     node: str | None = None
 
     @classmethod
@@ -125,7 +125,7 @@ def _keep_figures_within(node: str) -> None:
     cuda.mem_get_info = cuda.memory.mem_get_info = mem_get_info
 
 
-def _offload_later(limit: int) -> None:
+def _offload_later(limit: int | str) -> None:
     """Let saved tensors move from the first training call of a module on a GPU on.
 
     The program may choose its GPU before, or fork. The report is printed as the process ends.
