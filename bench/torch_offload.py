@@ -1,6 +1,7 @@
 """Training whose activations do not fit: `offload`, PyTorch's own way, and one that moves all.
 
     python -m bench.torch_offload [--rows fits longest ...] [--rounds 5] [--small]
+    torchrun --nproc-per-node 2 -m bench.torch_offload --rows sharded
 
 PyTorch has its memory from one arena. A round runs each way in turn, with `UNCOUNTED` steps, as
 the arena's pages find their places, and `STEPS` that count; a figure is the median over rounds, a
@@ -13,13 +14,16 @@ input under it. "lengths" draws its lengths. "anchors" compares the ways at 1.5 
 `save_on_cpu`, and hooks that move everything on a stream and keep the last five. "recomputed" has
 checkpoints, and a limit of two layers' inputs. "models" have their fixed part and 0.8 of their
 activations. "growth" runs 1,000 short steps. "hides" has the share of the activations that the
-bus carries during the forward pass, by width and tokens.
+bus carries during the forward pass, by width and tokens. "sharded", which is measured alone, has
+the fixed part and 0.7 of the activations of each rank, by FSDP2; without torchrun the one rank has
+all.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import statistics
 from collections.abc import Callable, Mapping
@@ -240,7 +244,7 @@ class Stash(saved_tensors_hooks):
 
 
 def arena() -> Any:
-    return gpumem.get_default_resource("cuda:0")
+    return gpumem.get_default_resource(f"cuda:{torch.cuda.current_device()}")
 
 
 @dataclass
@@ -452,26 +456,30 @@ class Bench:
         for name, make in MODELS.items():
             gc.collect()
             training, size = make(self.chosen.small)
-            way = Way()
-            run(training, size, way, 3)
-            fixed = torch.cuda.memory_allocated()
-            way.peak = 0
-            run(training, size, way)
-            activations = way.peak - fixed
-            limit = int(fixed + 0.8 * activations)
-            made = offload(limit)
-            ways = {"native": Way(), "offload": Way(lambda made=made: made, limit)}
-            share = activations / way.peak
-            try:
-                ratios = compare(training, [size], ways, self.rounds, "native")
-            except torch.OutOfMemoryError as error:
-                set_limit(None)
-                self.add(name, f"activations {share:.2f}", "out of memory", None, str(error)[:60])
-                continue
-            self.add_ways(f"{name}, {share:.2f}", ways, ratios)
-            self.add_bound(name, ways["native"], limit)
-            self.add(name, "", str(made.report()), None, f"limit {mib(limit)}")
+            self.limited(name, training, size, 0.8)
             del training
+
+    def limited(self, name: str, training: Training, size: int, part: float) -> None:
+        """Compare steps under a limit of the fixed part and a part of the activations."""
+        way = Way()
+        run(training, size, way, 3)
+        fixed = torch.cuda.memory_allocated()
+        way.peak = 0
+        run(training, size, way)
+        activations = way.peak - fixed
+        limit = int(fixed + part * activations)
+        made = offload(limit)
+        ways = {"native": Way(), "offload": Way(lambda: made, limit)}
+        share = activations / way.peak
+        try:
+            ratios = compare(training, [size], ways, self.rounds, "native")
+        except torch.OutOfMemoryError as error:
+            set_limit(None)
+            self.add(name, f"activations {share:.2f}", "out of memory", None, str(error)[:60])
+            return
+        self.add_ways(f"{name}, {share:.2f}", ways, ratios)
+        self.add_bound(name, ways["native"], limit)
+        self.add(name, "", str(made.report()), None, f"limit {mib(limit)}")
 
     def hides(self) -> None:
         self.llama = None
@@ -488,6 +496,34 @@ class Bench:
                 row = f"hides, {width} x {length}"
                 more = f"forward {1000 * way.forward:.1f} ms, {mib(way.peak - fixed)} MiB"
                 self.add(row, f"rule {rule:.2f}", f"{share:.2f}", None, more)
+
+    def sharded(self) -> None:
+        from torch import distributed
+        from torch.distributed.fsdp import fully_shard
+
+        if "RANK" not in os.environ:
+            os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+        distributed.init_process_group("nccl")
+        training = decoder(self.chosen)
+        for each in (*training.model.blocks, training.model):
+            fully_shard(each)
+        training.optimizer = torch.optim.SGD(training.model.parameters(), 1e-4)
+        name = f"rank {distributed.get_rank()} of {distributed.get_world_size()}"
+        self.limited(name, training, self.length, 0.7)
+        limit = torch.cuda.memory_allocated() + 1
+        gradients = []
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for context in (nullcontext(), offload(limit)):  # moves all
+            torch.manual_seed(distributed.get_rank())
+            with context:
+                loss = training.loss(self.length)
+            loss.backward()
+            gradients.append([each.grad.to_local() for each in training.model.parameters()])
+            training.optimizer.zero_grad()
+        same = all(map(torch.equal, *gradients))
+        self.add(name, "all moves", "the same bits" if same else "OTHER BITS", None, "")
+        distributed.destroy_process_group()
 
     def growth(self) -> None:
         self.llama = None
@@ -513,11 +549,12 @@ class Bench:
 def main() -> None:
     names = ("fits", "longest", "lengths", "growth", "recomputed", "models", "anchors", "hides")
     parser = argparse.ArgumentParser(prog="python -m bench.torch_offload", description=__doc__)
-    parser.add_argument("--rows", nargs="*", choices=names, default=names)
+    parser.add_argument("--rows", nargs="*", choices=(*names, "sharded"), default=names)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="narrow models, to try the bench")
     chosen = parser.parse_args()
     gpumem_torch.enable(mode="full")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.zeros(1, device="cuda")
     bench = Bench(chosen)
     for name in chosen.rows:
