@@ -326,6 +326,24 @@ print(moving.report().moved > 1000 * MIB, *map(int.__sub__, counts[1], counts[0]
 
 
 @needs_cuda
+def test_peak_of_the_host_is_owned_by_offload():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+from gpumem import observe
+integration.enable_pinned()
+with observe.record() as recording:
+    moving = integration.offload(limit=f"{limit}MiB")
+    step(context=moving)
+trace = recording.trace()
+peak = observe.peak(trace)
+print([(each.name, each.nbytes == moving.mover.host.held) for each in peak.groups["owner"]])
+"""
+    )
+    assert said == "[('offload', True)]\n"
+
+
+@needs_cuda
 def test_nothing_moves_if_it_fits():
     said = over_null_cuda(
         SCRIPT

@@ -6,6 +6,7 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
+from gpumem import observe
 from gpumem.errors import IntegrationError
 from gpumem.integrations.torch._offload.host import HostMemory, Piece
 
@@ -98,7 +99,8 @@ class Mover:
     def _pinned(self, nbytes: int) -> Any:
         torch = self._torch
         try:
-            found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            with observe.tag("offload"):
+                found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except torch.OutOfMemoryError:
             return None
         return found if found.is_pinned() else None
