@@ -61,10 +61,11 @@ def _model_row(model: Any, interpreter: str | None) -> list[str]:
 
 
 def smallest_arena(model: Any, interpreter: str) -> int:
-    """Bisect the `max_mem` under which ONNX Runtime runs a model, to 4 KiB, less its weights.
+    """Bisect the `max_mem` under which ONNX Runtime runs a model, to 4 KiB, less weights inside.
 
-    Up to 1.31 weights are in the arena and count. A limit below them is none: what is left is then
-    a negative number in an unsigned one, so the search begins above. Later they lie outside of it.
+    Versions up to 1.31 keep all weights in the arena, later ones some or none. A limit below those
+    is none: the rest is then a negative number in an unsigned one. So the model fails under the
+    limits between two ends, and the lower end is the weights inside.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
@@ -74,17 +75,22 @@ def smallest_arena(model: Any, interpreter: str) -> int:
             command = [interpreter, str(ORT_SCRIPT), str(path), str(limit)]
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
-        # No model runs in so little, unless that is below its weights and so no limit.
-        inside = _weight_bytes(model) if runs(ORT_STEP) else 0
-        low, high = inside + ORT_STEP, inside + (64 << 20)
-        if runs(low) or not runs(high):
-            raise RuntimeError(
-                f"{low} to {high} bytes do not hold the limit of ONNX Runtime's arena"
-            )
-        while high - low > ORT_STEP:
-            middle = (low + high) // 2
-            low, high = (low, middle) if runs(middle) else (middle, high)
-    return high - inside
+        def last(low: int, high: int, found: bool) -> int:
+            """Return the limit to which `runs` is `found`; it is for `low`, not for `high`."""
+            while high - low > ORT_STEP:
+                middle = (low + high) // 2
+                low, high = (middle, high) if runs(middle) == found else (low, middle)
+            return high
+
+        weights = _weight_bytes(model)
+        tried = [ORT_STEP, weights + ORT_STEP]
+        tried += [ORT_STEP * 5**power // 4**power for power in range(1, 48)]
+        refused = next((limit for limit in tried if not runs(limit)), None)
+        highest = weights + (64 << 20)
+        if refused is None or not runs(highest):
+            raise RuntimeError(f"no limit of ONNX Runtime's arena up to {highest} bytes was found")
+        inside = 0 if refused == ORT_STEP else last(0, refused, True)
+        return last(refused, highest, False) - inside
 
 
 def _weight_bytes(model: Any) -> int:
