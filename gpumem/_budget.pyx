@@ -12,7 +12,7 @@ from gpumem._native.budget cimport (
     budget_admit, budget_ceiling, BUDGET_DEPTH, budget_drop, budget_has_crossed, budget_holdings,
     budget_left, budget_load, budget_make, budget_next_crossed, budget_refusing, budget_retain,
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
-    holdings_free, release_idle_below, tell_crossed,
+    holdings_free, lease_for, release_idle_below, tell_crossed,
 )
 from gpumem._node cimport node_join, node_of_level, NodeMember
 from gpumem._support.atomics cimport store64, sum_add
@@ -624,6 +624,8 @@ cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureSta
     call(<Budget>called.face, missing_bytes(refusing, nbytes), errors)
     # Arenas that it dropped keep their charges until they are released.
     release_retired(False)
+    if refusing.node != NULL:
+        lease_for(refusing, nbytes)     # the arena plans by the room that the node had last
     return True
 
 

@@ -20,6 +20,7 @@ cdef enum:
     DEATH_WAIT = 2_000_000_000  # ns after it, in which the driver may still release its memory
     JOIN_WAIT = 2_000_000_000   # ns that a process waits for another one that joins
     POLL = 200_000              # ns between two looks of a process that waits for others
+    REFUND_POLL = 2_000_000     # ns between two requests to a driver that releases memory
 
 cdef enum Outcome:
     NODE_OK

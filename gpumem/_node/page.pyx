@@ -34,8 +34,8 @@ from libc.string cimport memcmp, memcpy, memset, strlen, strncmp
 from posix.unistd cimport close, getpid
 
 from gpumem._native.budget cimport (
-    budget_add, budget_left, budget_load, budget_refusing, budget_uncharge, BUDGET_UNLIMITED,
-    lease_for, release_idle_below,
+    await_refund, budget_add, budget_left, budget_load, budget_refusing, budget_uncharge,
+    BUDGET_UNLIMITED, lease_for, release_idle_below,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_SUCCESS,
@@ -569,17 +569,41 @@ cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
             return leased
         room = room_under(node, True, &refusing)
     # A process that has ended may have been the holder.
-    while (not leased and clock_ns() < min(until, node.page.header.refunded_at + DEATH_WAIT)
-           and device_lacks(node, nbytes)):
+    until = min(until, refunds_until(node))
+    while not leased and clock_ns() < until:
+        if not device_lacks(node, nbytes):
+            leased = lease(node, nbytes)
+            break
         lock_release(&node.lock)
         sleep_ns(POLL)
         lock_acquire(&node.lock)
         if node.fd < 0 or read_page(node) != NODE_OK:
             return False
-        leased = lease(node, nbytes)
     node.own.asked_bytes = 0
     write_own(node)
     return leased
+
+
+cdef uint64_t refunds_until(const NodeCore* node) noexcept nogil:
+    return node.page.header.refunded_at + DEATH_WAIT
+
+
+cdef bint await_ended(BudgetCore* level, uint64_t* until) noexcept nogil:
+    cdef NodeCore* node
+    while level.parent != NULL:
+        level = level.parent
+    if level.node == NULL:
+        return False
+    node = <NodeCore*>level.node
+    lock_acquire(&node.lock)
+    if until[0] == 0 and ensure_open(node) == NODE_OK and read_page(node) == NODE_OK:
+        refund_dead(node)
+        until[0] = min(clock_ns() + node.deadline, refunds_until(node))
+    lock_release(&node.lock)
+    return clock_ns() < until[0] and (sleep_ns(REFUND_POLL) or True)
+
+
+await_refund = await_ended
 
 
 # ---- joining -------------------------------------------------------------------------------------

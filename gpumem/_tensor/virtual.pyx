@@ -441,6 +441,7 @@ cdef class VirtualTensor:
         cdef Lack lack
         cdef uint64_t nbytes
         cdef uint64_t until = 0
+        lack.refunds_until = 0
         begin = self.page_at(first)
         end = self.page_after(last) if last > first else begin
         ahead = self.page_after(min(last + self.ahead, self.max_rows)) if last > first else begin

@@ -363,7 +363,7 @@ def device(node, monkeypatch, leave_room):
     monkeypatch.setattr(gpumem.Device, "uuid", uuid)
     leave_room(256 * MIB)
     yield "host:0"
-    page_of(uuid).unlink()
+    page_of(uuid).unlink(missing_ok=True)
 
 
 def test_memory_outside_of_a_devices_node_counts(device):
@@ -421,3 +421,35 @@ def test_bytes_of_a_killed_process_are_waited_for_until_the_device_has_them(devi
     release.start()
     budget.reserve("150MiB").cancel()
     release.join()
+
+
+@pytest.mark.parametrize("of_device", [True, False])
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+def test_arena_waits_for_the_memory_of_a_killed_process(
+    device, node, other, leave_room, of_device, backing
+):
+    leave_room(1 << 30)
+    name = gpumem.Device("host").uuid if of_device else node
+    other(f"b := gpumem.Budget('800MiB', node='{name}')")
+    other("reserved(b, '600MiB')")
+    budget = Budget(None, node=device if of_device else node, deadline=60)
+    held = gpumem.Arena("host")  # the memory that the driver releases after the process has ended
+    held.allocate("600MiB")
+    arena = gpumem.Arena("host", budget=budget, backing=backing)
+    other.send(signal.SIGKILL)
+    release = threading.Timer(0.2, held.close)
+    release.start()
+    assert arena.allocate("600MiB").nbytes == 600 * MIB
+    release.join()
+
+
+def test_request_beyond_the_devices_free_memory_is_asked_for(device, leave_room):
+    leave_room(1 << 30)
+    outside = gpumem.Arena("host")  # memory that a callback frees
+    kept = [outside.allocate("600MiB")]
+    first = Budget(None, node=f"{device}/a", deadline=60)
+    arena = gpumem.Arena(
+        "host",
+        budget=Budget(None, parent=first, on_pressure=lambda *_: (kept.clear(), outside.shrink())),
+    )
+    assert arena.allocate("600MiB").nbytes == 600 * MIB

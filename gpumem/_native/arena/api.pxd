@@ -134,7 +134,7 @@ cdef int (*span_release)(ArenaSpan* span, uint32_t first, uint32_t last, uint32_
 cdef Uses* (*room_for_streams)(ArenaSpan* span, Uses* uses) noexcept nogil
 cdef int (*span_commit)(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
                         Lack* lack) noexcept nogil
-cdef int (*span_wait)(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil
+cdef int (*span_wait)(ArenaSpan* span, int status, Lack* lack, uint64_t* until) noexcept nogil
 
 
 # ---- Copies and counters; see bookkeeping --------------------------------------------------------

@@ -42,6 +42,9 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) n
 # Returns whether memory is out, so that memory of other streams may serve the block once it is
 # free.
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
+# Waits a moment if the driver lacks memory that an ended process of the arena's node had; False:
+# there is none. No lock is held. `until` is that of await_refund.
+cdef bint refund_may_help(ArenaCore* arena, int status, uint64_t* until) noexcept nogil
 # Makes pages of a paged arena for `nbytes` more, free for every stream.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 

@@ -40,7 +40,9 @@ from gpumem._native.bfc cimport (
     bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
     SPLIT_EXACT,
 )
-from gpumem._native.budget cimport budget_ceiling, budget_left, budget_room, BUDGET_UNLIMITED
+from gpumem._native.budget cimport (
+    await_refund, budget_ceiling, budget_has_node, budget_left, budget_room, BUDGET_UNLIMITED,
+)
 from gpumem._native.driver cimport (
     access_has, access_next, context_enter, context_leave, context_relax, context_restore,
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY,
@@ -190,6 +192,14 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
     if status == ARENA_DRIVER_REFUSED and last_refusal(arena) != CUDA_ERROR_OUT_OF_MEMORY:
         return False
     return shrink_may_help(arena, nbytes, status)
+
+
+cdef bint refund_may_help(ArenaCore* arena, int status, uint64_t* until) noexcept nogil:
+    if status == ARENA_DRIVER_REFUSED:
+        status = (ARENA_BEYOND_DEVICE if last_refusal(arena) == CUDA_ERROR_OUT_OF_MEMORY
+                  else ARENA_OK)
+    return (status == ARENA_BEYOND_DEVICE and await_refund != NULL
+            and await_refund(arena.level, until))
 
 
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
@@ -399,9 +409,9 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     open_small_range(arena, nbytes)
     table = table_for(arena, nbytes)
     demand_of(arena, nbytes, stream_slot, &demand)
-    if not device_may_have(arena, demand.size):
-        return ARENA_BEYOND_DEVICE
-    status = build(arena, space_for(arena, table), &demand, &index)
+    status = device_admits(arena, demand.size)
+    if status == ARENA_OK:
+        status = build(arena, space_for(arena, table), &demand, &index)
     if status != ARENA_OK:
         return status
     lock_acquire(&arena.lock)
@@ -457,9 +467,9 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef uint32_t index
     cdef int status
     demand_of(arena, nbytes, SLOT_RELEASED, &demand)
-    if not device_may_have(arena, demand.size):
-        return ARENA_BEYOND_DEVICE
-    status = build(arena, &arena.spaces[LARGE_SPACE], &demand, &index)
+    status = device_admits(arena, demand.size)
+    if status == ARENA_OK:
+        status = build(arena, &arena.spaces[LARGE_SPACE], &demand, &index)
     if status == ARENA_OK:
         lock_acquire(&arena.lock)
         bfc_free(&arena.table, index, SLOT_RELEASED, 0)
@@ -497,14 +507,15 @@ cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint
     return index
 
 
-cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
+cdef int device_admits(ArenaCore* arena, uint64_t size) noexcept nogil:
     # The device's free memory and the arena's idle memory together: a plan for more would make and
     # release every page before it failed.
     cdef size_t free_bytes = 0
     cdef size_t total = 0
     cdef uint64_t idle
+    cdef int status = ARENA_OK
     if size < ASK_FREE or context_enter(arena.context) != CUDA_SUCCESS:
-        return True
+        return ARENA_OK
     if arena.context.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
         free_bytes = <size_t>1 << 62
     context_leave(arena.context)
@@ -512,7 +523,13 @@ cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
     lock_acquire(&arena.lock)
     idle = arena_reserved(arena) - arena_in_use(arena)
     lock_release(&arena.lock)
-    return size <= free_bytes + idle
+    if size <= free_bytes + idle:
+        return ARENA_OK
+    # Other processes of a node may have the memory, and release it once the budget has refused.
+    if budget_has_node(arena.level):
+        status = arena_charge(arena, size - min(size, idle))
+        arena_reconcile(arena)
+    return status if status != ARENA_OK else ARENA_BEYOND_DEVICE
 
 
 cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) noexcept nogil:
@@ -872,9 +889,9 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
     status = ARENA_OK if status == BFC_OK else ARENA_NO_METADATA
     if index == NIL and status == ARENA_OK:
         demand_of(arena, size, SLOT_RELEASED, &demand)
-        if not device_may_have(arena, size):
-            return ARENA_BEYOND_DEVICE
-        status = build_claim(arena, &arena.spaces[PERSISTENT_SPACE], &demand, &index)
+        status = device_admits(arena, size)
+        if status == ARENA_OK:
+            status = build_claim(arena, &arena.spaces[PERSISTENT_SPACE], &demand, &index)
     if status == ARENA_OK:
         address[0] = table.chunks[index].address
     return status

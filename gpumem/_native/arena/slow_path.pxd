@@ -35,4 +35,4 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
 # Waits as an allocation does for work of other streams, if the commit's `status` says that memory
 # is out. ARENA_OK: commit again. Otherwise ARENA_INTERRUPTED, or `status`. `until`: 0 at the first
 # wait; the time at which all of them end.
-cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil
+cdef int span_wait(ArenaSpan* span, int status, Lack* lack, uint64_t* until) noexcept nogil

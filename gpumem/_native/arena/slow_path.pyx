@@ -13,7 +13,7 @@ from gpumem._native.arena.detours cimport arena_charge_block
 from gpumem._native.arena.family cimport tag_next
 from gpumem._native.arena.growth cimport (
     allocate_lower, bound_idle, grow, memory_is_out, release_before_growth, release_surplus,
-    shrink_may_help, wait_for_streams,
+    refund_may_help, shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport release_all_idle, release_retired
 from gpumem._native.arena.spans cimport span_take, spans_poll
@@ -239,15 +239,19 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              uint32_t flags, Block* block) noexcept nogil:
+    cdef uint64_t until = 0
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    if nbytes > MAX_BYTES:
-        status = ARENA_OVER_LIMIT
-    elif arena.heap != NULL:
-        status = allocate_guarded(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT, block)
-    else:
-        status = allocate_charged(arena, nbytes, stream_slot, flags, block)
+    while True:
+        if nbytes > MAX_BYTES:
+            status = ARENA_OVER_LIMIT
+        elif arena.heap != NULL:
+            status = allocate_guarded(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT, block)
+        else:
+            status = allocate_charged(arena, nbytes, stream_slot, flags, block)
+        if not refund_may_help(arena, status, &until):
+            break
     if not is_recorded(&arena.events):
         return status
     if status == ARENA_OK:
@@ -309,8 +313,10 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
     return status
 
 
-cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil:
+cdef int span_wait(ArenaSpan* span, int status, Lack* lack, uint64_t* until) noexcept nogil:
     cdef int waited
+    if lack.missing and refund_may_help(span.arena, status, &lack.refunds_until):
+        return ARENA_OK
     if lack.missing == 0 or not memory_is_out(span.arena, lack.missing, status):
         return status
     # Another thread's release may have ended since the commit was refused.

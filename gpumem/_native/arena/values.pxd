@@ -170,6 +170,7 @@ cdef struct BlockNote:
 cdef struct Lack:
     uint64_t missing        # bytes that it had to make
     uint64_t completions    # the arena's, when it began
+    uint64_t refunds_until  # as in await_refund
 
 # Sums of an arena and its graph pools: bytes that they hold from the driver, bytes in stores, the
 # room in a file that they need at most, and the number of blocks that other processes have.

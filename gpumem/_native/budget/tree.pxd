@@ -99,6 +99,17 @@ cdef uint64_t (*release_idle_below)(const BudgetCore* level, uint64_t missing,
 # other process. Set by the module of nodes.
 cdef bint (*lease_for)(BudgetCore* level, uint64_t nbytes) noexcept nogil
 
+# Waits a moment for memory that the driver still releases after a process of the node has ended;
+# False: none has ended lately. `until`: 0 at the first wait; the time at which all of them end. Set
+# by the module of nodes.
+cdef bint (*await_refund)(BudgetCore* level, uint64_t* until) noexcept nogil
+
+# Whether a level leases from a node.
+cdef inline bint budget_has_node(const BudgetCore* level) noexcept nogil:
+    while level.parent != NULL:
+        level = level.parent
+    return level.node != NULL
+
 # Charges every level or none; False: one refuses. More than 0 bytes.
 cdef inline bint budget_admit(BudgetCore* level, uint64_t nbytes) noexcept nogil:
     cdef BudgetCharge charged = budget_charge(level, nbytes)

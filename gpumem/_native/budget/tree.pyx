@@ -19,6 +19,7 @@ cdef uint32_t crossings = 0     # some level may be crossed (atomic)
 tell_crossed = NULL
 release_idle_below = NULL
 lease_for = NULL
+await_refund = NULL
 
 
 # ---- creation and end ----------------------------------------------------------------------------
