@@ -56,6 +56,7 @@ UPWARD = {
         "release_idle_below",
     ): "a budget that refuses releases idle memory of arenas",
     ("_native/budget", "lease_for"): "a budget that refuses leases memory from its node",
+    ("_native/budget", "await_refund"): "an arena waits for memory of an ended process of its node",
     ("_native/budget", "tell_crossed"): "a threshold that was crossed is told to its callback",
     ("_native/pages", "Sleeper"): "memory that goes to sleep asks the arena which bytes are live",
     ("_buffer", "borrow"): "the owner of borrowed memory learns of its end",
