@@ -17,8 +17,8 @@ from gpumem._node.page cimport (
     ask_others, close_page, device_memory, due_of_device, ensure_open, hand_over, keep_node,
     lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE,
     NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
-    NODE_VERSION, NodeCore, NodePage, NodeSlot, open_page, read_page, room_under, slot_is_dead,
-    sum_under, TEXT_BYTES, unlock_names, write_limit, JOIN_WAIT, POLL,
+    NODE_VERSION, NodeCore, NodePage, NodeSlot, open_page, read_page, return_unused, room_under,
+    slot_is_dead, sum_under, TEXT_BYTES, unlock_names, write_limit, JOIN_WAIT, POLL,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._support.atomics cimport store64
@@ -237,6 +237,7 @@ cdef int require_outcome(NodeCore* core, int outcome) except -1:
 cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1:
     """Set the limit of a name; unless it may differ, only where no process uses the name."""
     cdef int outcome
+    cdef uint32_t refusing
     cdef uint64_t until = clock_ns() + JOIN_WAIT
     with nogil:
         lock_acquire(&core.lock)
@@ -249,7 +250,11 @@ cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1
             if outcome == NODE_OK:
                 outcome = write_limit(core, core.own.name, limit, may_differ)
             unlock_names(core)
+        if outcome == NODE_OK and core.level != NULL:
+            store64(&core.level.spare, room_under(core, False, &refusing))
         lock_release(&core.lock)
+        if outcome == NODE_OK and may_differ and core.level != NULL:
+            return_unused(core)         # the others do so once the bell has rung
     return require_outcome(core, outcome)
 
 

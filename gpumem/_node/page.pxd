@@ -106,6 +106,7 @@ cdef int read_page(NodeCore* node) noexcept nogil
 cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit, bint may_differ) noexcept nogil
 # Moves leased bytes to a slot that is held by the descriptor; acquires `lock` itself.
 cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil
+cdef uint64_t return_unused(NodeCore* node) noexcept nogil
 cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil
 # The lock of those that change names; False: another open file has it.
 cdef bint lock_names(NodeCore* node) noexcept nogil

@@ -445,6 +445,17 @@ lease_for = lease_missing
 
 # ---- pressure ------------------------------------------------------------------------------------
 
+cdef bint is_above_limit(const NodeCore* node) noexcept nogil:
+    """Whether a limit has been lowered below the bytes that are leased under it."""
+    cdef const NodePage* page = node.page
+    cdef uint32_t name = node.own.name
+    while sum_under(page, name, True) <= page.names[name].limit:
+        if page.names[name].parent == 0:
+            return False
+        name = <uint32_t>page.names[name].parent - 1
+    return True
+
+
 cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noexcept nogil:
     return (slot.asked_bytes != 0 and slot.asked_until > now
             and slot.asked_at > node.own.answered_at
@@ -453,11 +464,12 @@ cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noe
 
 
 cdef void answer(NodeCore* node) noexcept nogil:
-    """Release what the other processes ask for."""
+    """Release bytes for which other processes ask, and those leased above a lowered limit."""
     cdef uint64_t now, before, released
     cdef uint64_t asked = 0
     cdef uint64_t asks_device = False
-    cdef uint32_t i
+    cdef bint is_above = False
+    cdef uint32_t i, refusing
     lock_acquire(&node.lock)
     now = clock_ns()
     if node.fd >= 0 and read_page(node) == NODE_OK:
@@ -465,11 +477,15 @@ cdef void answer(NodeCore* node) noexcept nogil:
             if i != node.slot and is_asked(node, &node.page.slots[i], now):
                 asked += node.page.slots[i].asked_bytes
                 asks_device |= node.page.slots[i].asks_device
+        # A limit may have been changed.
+        store64(&node.level.spare, room_under(node, False, &refusing))
+        is_above = is_above_limit(node)
     before = node.own.unallocated
     lock_release(&node.lock)
+    if is_above or asked:
+        released = return_unused(node)
     if asked == 0:
         return
-    released = return_unused(node)
     if asks_device:
         # The device's free bytes have what was released since the last write.
         released = before - min(before, node.own.unallocated)
@@ -753,7 +769,10 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
             if node.page.slots[i].check and is_under(node.page, node.page.slots[i].name, index):
                 return NODE_OTHER_LIMIT
     name.limit = limit
-    return NODE_OK if write_record(node, name, name_offset(index)) else NODE_SYSTEM
+    if not write_record(node, name, name_offset(index)):
+        return NODE_SYSTEM
+    bell_ring(node.fd)
+    return NODE_OK
 
 
 cdef bint lock_names(NodeCore* node) noexcept nogil:

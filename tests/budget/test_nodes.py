@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.child import PYTHON_CHECKS, python
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import Budget
@@ -215,6 +216,31 @@ def test_limit_is_changed_for_everybody(node, other):
     other("reserved(b, '20MiB')")
     with pytest.raises(NodeError, match="expected one of"):
         NodeView(f"{node}/absent").set_limit(1)
+
+
+def test_bytes_leased_above_a_lowered_limit_are_returned(node, other):
+    budget = Budget("100MiB", node=node)
+    room = budget.reserve("80MiB")
+    room.commit()
+    room.release()
+    budget.limit = "10MiB"
+    assert held(node) == {node: 0}
+    with pytest.raises(BudgetExceededError):
+        budget.reserve("20MiB")
+    budget.limit = "100MiB"
+    other(f"b := gpumem.Budget(None, node={node!r})")
+    other("(r := b.reserve('80MiB')).commit() or r.release()")
+    NodeView(node).set_limit(10 * MIB)
+    wait_until(lambda: held(node) == {node: 0})
+    assert other("reserved(b, '20MiB')").startswith("BudgetExceededError")
+
+
+def test_arena_may_use_a_raised_limit_at_once(node):
+    budget = Budget("20MiB", node=node)
+    arena = gpumem.Arena("host", budget=budget)
+    budget.limit = "200MiB"
+    arena.allocate(150 * MIB).close()
+    arena.close()
 
 
 def test_name_in_use_is_not_given_another_limit(node, other):
