@@ -144,6 +144,17 @@ def test_time_between_points_counts_with_the_most_that_it_can_need():
     # itself is the bound.
 
 
+def test_step_below_an_earlier_peak_leaves_room_for_its_largest_storage():
+    tops = []
+    for earlier in (0, 10_000):
+        planner = Planner(100 + 20 * 20)
+        planner._peak = earlier
+        for _ in range(3):
+            top = step_of(planner, [10] * 48)[0]
+        tops.append(top)
+    assert tops[1] <= tops[0] - 10
+
+
 def test_pieces_of_the_host_take_what_is_free_and_no_more_is_held():
     made = []
 

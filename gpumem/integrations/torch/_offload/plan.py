@@ -81,9 +81,11 @@ class TrainingStep:
     tops: list[float] = field(default_factory=list)
 
     def end(self) -> None:
-        # Slack is only seen where it makes a new peak; elsewhere there may be more of it.
+        # Slack is only seen where it makes a new peak; elsewhere there may be more of it. None is
+        # seen below a peak of the time before, such as of a step without offload.
+        slack = self.slack or self.largest
         self.tops = [
-            max(pair) + min(bound, 2 * self.slack)
+            max(pair) + min(bound, 2 * slack)
             for pair, bound in zip(pairwise([0, *self.lives]), self.bounds, strict=True)
         ]
 
