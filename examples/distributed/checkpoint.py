@@ -9,10 +9,13 @@ blocks of an arena of pinned memory: made once, of exact size, and used again by
 import tempfile
 from typing import Any
 
+# `ranks` is imported first: it ends the program where PyTorch is missing.
+from ranks import Rank, losses_of, make_model, start
+
+# isort: split
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import Rank, losses_of, make_model, start
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard

@@ -6,9 +6,12 @@ Each rank keeps its part of every weight, gathers a block's weights before the b
 lets them go after it: blocks that come and go at every step, which the arena serves.
 """
 
+# `ranks` is imported first: it ends the program where PyTorch is missing.
+from ranks import BATCH, Rank, losses_of, make_model, start, tell_losses
+
+# isort: split
 import torch
 import torch.distributed as dist
-from ranks import BATCH, Rank, losses_of, make_model, start, tell_losses
 from torch.distributed.fsdp import fully_shard
 
 

@@ -3,9 +3,12 @@
 python examples/distributed/pipeline.py [--ranks 4]
 """
 
+# `ranks` is imported first: it ends the program where PyTorch is missing.
+from ranks import LAYERS, STEPS, Rank, batch, make_model, start, tell_losses
+
+# isort: split
 import torch
 import torch.distributed as dist
-from ranks import LAYERS, STEPS, Rank, batch, make_model, start, tell_losses
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 

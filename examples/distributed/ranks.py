@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
 import gpumem
 from gpumem.integrations import torch as gpumem_torch
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+except ImportError as error:
+    print(f"this example needs PyTorch: {error}")
+    sys.exit()
 
 WIDTH, LAYERS, BATCH, STEPS = 64, 4, 32, 5
 

@@ -3,8 +3,11 @@
 python examples/distributed/tensor_parallel.py [--ranks 4]
 """
 
-import torch
+# `ranks` is imported first: it ends the program where PyTorch is missing.
 from ranks import Rank, losses_of, make_model, start, tell_losses
+
+# isort: split
+import torch
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,

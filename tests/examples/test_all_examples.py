@@ -5,7 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from helpers.child import python
+from helpers.child import path_with, python
 
 from gpumem.report import write_report
 
@@ -70,6 +70,14 @@ def test_program_over_several_ranks_succeeds(script, name):
     pytest.importorskip("torch")
     succeeded, printed = script.run(script.FOLDER / "distributed" / f"{name}.py", [])
     assert succeeded, printed
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "fsdp2", "pipeline", "tensor_parallel"])
+def test_program_over_several_ranks_says_in_one_line_that_pytorch_is_missing(tmp_path, name):
+    (tmp_path / "torch.py").write_text("raise ImportError('it is hidden')\n")
+    program = ROOT / "examples" / "distributed" / f"{name}.py"
+    done = python(program, env={"PYTHONPATH": path_with(tmp_path, ROOT)})
+    assert (done.stdout, done.stderr) == ("this example needs PyTorch: it is hidden\n", "")
 
 
 def test_checkpoint_succeeds_and_its_ranks_record_into_files_that_make_one_page(script, tmp_path):
