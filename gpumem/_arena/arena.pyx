@@ -1075,7 +1075,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         to : str, path or mapping
             A path, with a slash in it if it is a text: a safetensors file, which other files of the
             name give way to once it is complete. "host": new memory of the CPU. "pinned": the
-            same, pinned, which a GPU fills at the speed of its bus; a forked child does not have
+            same, pinned, from which copies to a GPU need no staging; a forked child does not have
             it. Arrays of an earlier copy to either: the same memory again.
         limit : int or str
             Bytes of host memory that the copy may use besides its destination, pinned or not; at
