@@ -14,7 +14,7 @@ from gpumem._native.budget cimport (
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
     holdings_free, lease_for, release_idle_below, tell_crossed,
 )
-from gpumem._node cimport node_join, node_of_level, NodeMember
+from gpumem._node cimport device_of, node_join, node_of_level, NodeMember
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
@@ -156,8 +156,7 @@ cdef class Budget:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
                         (limit, *excess), others, most=1, keywords=KEYWORDS,
                         meant={"soft_limit": "soft"})
-        head = node.partition("/")[0] if isinstance(node, str) else ""
-        self.device = Device(head) if ":" in head else None
+        self.device = device_of(node) if isinstance(node, str) else None
         cdef uint64_t hard = bytes_of("limit", limit, False, self.device)
         cdef uint64_t gentle = soft_of(soft, hard)
         require_name(name)

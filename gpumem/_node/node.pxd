@@ -22,6 +22,9 @@ cdef class NodeMember:
 # The one that a level leases from; the level has a node.
 cdef NodeMember node_of_level(const BudgetCore* level)
 
+# The Device that a name begins with, such as "cuda:0/tenant-a"; None: with none.
+cdef object device_of(str name)
+
 # Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.
 cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
                           object relieve)

@@ -188,16 +188,17 @@ cdef NodeCore* make_core(str name) except NULL:
     return core
 
 
-cdef DriverDevice device_of(str name):
-    """Return the device that a name begins with, such as "cuda:0/tenant-a"; None: with none."""
+cdef object device_of(str name):
+    """Return the Device that a name begins with, such as "cuda:0/tenant-a"; None: with none."""
     head = name.partition("/")[0]
-    return Device(head)._open() if ":" in head else None
+    return Device(head) if ":" in head else None
 
 
 cdef str known_name(str name):
     """Return a name with the UUID of the device that it begins with, which processes number."""
-    head, slash, rest = name.partition("/")
-    return Device(head).uuid + slash + rest if ":" in head else name
+    device = device_of(name)
+    _, slash, rest = name.partition("/")
+    return name if device is None else device.uuid + slash + rest
 
 
 cdef uint32_t read_group() except? <uint32_t>-1:
@@ -260,8 +261,8 @@ cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1
 
 cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
                           object relieve):
-    cdef DriverDevice device = device_of(name)
     cdef NodeCore* core
+    device = device_of(name)
     name = known_name(name)
     cdef NodeMember node = nodes.get(name)
     cdef int outcome
@@ -271,7 +272,7 @@ cdef NodeMember node_join(str name, uint64_t limit, object priority, object dead
         node = NodeMember(name, priority, relieve)
     core = node.core
     if device is not None:
-        core.context = &device.context
+        core.context = &(<DriverDevice>device._open()).context
     if core.level == NULL:
         core.level = budget_make(NULL, core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
         require_memory(core.level != NULL, "joining a node")
