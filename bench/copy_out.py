@@ -1,13 +1,12 @@
 """`Arena.copy_out` beside a training step: its rate, its memory, and the time of the steps.
 
-    python -m bench.copy_out [--gib 32] [--rounds 5] [--limit 1GiB] [--to host pinned PATH]
+    python -m bench.copy_out [--gib 32] [--rounds 5] [--limit 1GiB] [--to host PATH]
 
 Tensors of 512 MiB are copied to memory of the CPU that an earlier copy has filled, or to a file,
 while steps of bf16 matrix products read the same tensors. `--limit` is that of "host" and of a
-file; "pinned" has the bytes of its arrays. "bus" is a copy of as many bytes from the GPU into one
-pinned GiB, alone, "PyTorch" its own copies to the arrays of "host". Steps are timed by the host
-from one synchronization to the next; a round has steps without a copy, then as many as fit beside
-one. Medians of rounds.
+file. "bus" is a copy of as many bytes from the GPU into one pinned GiB, alone, "PyTorch" its own
+copies to the arrays of "host". Steps are timed by the host from one synchronization to the next; a
+round has steps without a copy, then as many as fit beside one. Medians of rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", default="256MiB")
-    parser.add_argument("--to", nargs="+", default=["host", "pinned"])
+    parser.add_argument("--to", nargs="+", default=["host"])
     given = parser.parse_args()
     import torch
 
@@ -67,9 +66,8 @@ def main() -> None:
     for _ in range(5):
         step()
     copy_plainly()
-    limits = {to: nbytes if to == "pinned" else parse_size(given.limit) for to in given.to}
     places: dict[str, Any] = {
-        to: arena.copy_out(bits, to, limit=limits[to]).wait() for to in given.to
+        to: arena.copy_out(bits, to, limit=given.limit).wait() for to in given.to
     }
     plain = {name: torch.from_numpy(array) for name, array in dict(places.get("host", {})).items()}
     before = peak_of_host_memory()
@@ -86,11 +84,11 @@ def main() -> None:
             found.setdefault("PyTorch", []).append(seconds(copy_by_torch))
         for to, place in places.items():
             begin = time.perf_counter()
-            arena.copy_out(bits, place, limit=limits[to]).wait()
+            arena.copy_out(bits, place, limit=given.limit).wait()
             found.setdefault(f"{to}, alone", []).append(time.perf_counter() - begin)
             bare = [seconds(step) for _ in range(20)]
             begin = time.perf_counter()
-            copying = arena.copy_out(bits, place, limit=limits[to])
+            copying = arena.copy_out(bits, place, limit=given.limit)
             beside = []
             while not beside or not copying.done:
                 beside.append(seconds(step))

@@ -1061,8 +1061,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         The copy comes after all work that is queued on the device when this is called, and a thread
         makes it. Until it has ended, the caller neither writes nor frees the memory that is copied;
         nothing is duplicated on the device. `sleep` raises `InUseError` meanwhile. At most four
-        pieces of 4 MiB, or 32 MiB to pinned memory, are queued on the device at once, so that
-        copies of the program wait for few bytes.
+        pieces of 4 MiB are queued on the device at once, so that copies of the program wait for
+        few bytes.
 
         Parameters
         ----------
@@ -1074,12 +1074,11 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             Mappings may be nested: their names are joined by a dot. None as a tensor is left out.
         to : str, path or mapping
             A path, with a slash in it if it is a text: a safetensors file, which other files of the
-            name give way to once it is complete. "host": new memory of the CPU. "pinned": the
-            same, pinned, from which copies to a GPU need no staging; a forked child does not have
-            it. Arrays of an earlier copy to either: the same memory again.
+            name give way to once it is complete. "host": new memory of the CPU. Arrays of an
+            earlier copy: the same memory again.
         limit : int or str
             Bytes of host memory that the copy may use besides its destination, pinned or not; at
-            least 1 MiB. For "pinned" also of the new arrays.
+            least 1 MiB.
 
         Returns
         -------
@@ -1095,9 +1094,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         AsleepError
             A tag is asleep.
         ConfigError
-            `limit` is below 1 MiB, or below the bytes of new pinned arrays.
-        OutOfMemoryError
-            The host has no memory for pinned arrays.
+            `limit` is below 1 MiB.
         CopyOutError
             The file cannot be written: the disk is full, say.
 

@@ -20,11 +20,11 @@ from gpumem._buffer.buffer import Accesses
 from gpumem._buffer.stream import Event, Stream, record_all_work
 from gpumem._support.closing import Uncopied
 from gpumem._support.files import require_writable
-from gpumem._support.sizes import exact_size, whole_bytes
-from gpumem._tensor.create import copy, empty
-from gpumem._tensor.imports import asarray, buffer_on_stream, is_pinned, tensor_on_stream
+from gpumem._support.sizes import whole_bytes
+from gpumem._tensor.create import copy
+from gpumem._tensor.imports import asarray, buffer_on_stream, tensor_on_stream
 from gpumem._tensor.tensor import Tensor
-from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.device import Device
 from gpumem.errors import ConfigError, CopyOutError
 
 # NumPy's name of a dtype, which ml_dtypes extends, and that of the file format.
@@ -40,11 +40,8 @@ _CODES = {
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
 MIN_LIMIT = 1 << 20  # bytes
-# Bytes of a piece, between two looks at `cancel`. The device writes a piece of pinned memory in one
-# go, so that a copy of the program waits for it. Other memory is written through staging memory.
-PINNED_PIECE = 32 << 20
-PLAIN_PIECE = 512 << 20
-MAX_STAGING = 64 << 20
+PIECE = 512 << 20  # bytes between two looks at `cancel`
+MAX_STAGING = 64 << 20  # bytes through which `copy` stages a piece of any size
 
 
 class CopyOut(Uncopied):
@@ -170,11 +167,11 @@ def copy_out(
     limit: int | str,
 ) -> CopyOut:
     """Begin the copy of `Arena.copy_out`: of tensors, else of the used blocks of tags' arenas."""
-    in_memory = isinstance(to, Mapping) or to in ("host", "pinned")
+    in_memory = isinstance(to, Mapping) or to == "host"
     if not in_memory and not isinstance(to, os.PathLike) and os.sep not in str(to):
         raise ValueError(
-            f'invalid to = {to!r}: expected "host", "pinned", the arrays of an earlier copy, or a '
-            f"path with a {os.sep!r}"
+            f'invalid to = {to!r}: expected "host", the arrays of an earlier copy, or a path '
+            f"with a {os.sep!r}"
         )
     nbytes = whole_bytes("limit", limit)
     if nbytes < MIN_LIMIT:
@@ -192,7 +189,7 @@ def copy_out(
         if len(named) < len(found) or "__metadata__" in named:
             raise ValueError("a name is there twice, or is __metadata__, which is the format's own")
         if in_memory:
-            place: _TensorFile | _TensorArrays = _TensorArrays(named, to, arena, nbytes)
+            place: _TensorFile | _TensorArrays = _TensorArrays(named, to, nbytes)
         else:
             path = Path(os.path.abspath(to))
             with _file_errors(path):
@@ -282,10 +279,8 @@ def _copy_to(memory: np.ndarray[Any, Any], first: int, piece: Tensor) -> int:
 class _TensorArrays:
     """Arrays of NumPy, new or of an earlier copy."""
 
-    def __init__(self, tensors: dict[str, Tensor], to: Any, arena: Arena, limit: int) -> None:
-        if to == "pinned":
-            to = _pinned_arrays(tensors, arena, limit)
-        elif to == "host":
+    def __init__(self, tensors: dict[str, Tensor], to: Any, limit: int) -> None:
+        if to == "host":
             to = {name: np.empty(like.shape, like.dtype) for name, like in tensors.items()}
         self.result = dict(to)
         if not all(
@@ -297,9 +292,7 @@ class _TensorArrays:
         if wanted != {name: (array.shape, array.dtype) for name, array in to.items()}:
             raise ValueError(f"arrays in to differ in name, shape or dtype from {wanted}")
         self._ends = dict.fromkeys(tensors, 0)
-        self.piece_bytes = limit if limit < MAX_STAGING else PLAIN_PIECE
-        if any(is_pinned(tensors[name].device, to[name].ctypes.data) for name in tensors):
-            self.piece_bytes = min(self.piece_bytes, PINNED_PIECE)
+        self.piece_bytes = limit if limit < MAX_STAGING else PIECE
 
     def add(self, name: str, piece: Tensor) -> None:
         bytes_of = self.result[name].reshape(-1).view("u1")
@@ -310,21 +303,6 @@ class _TensorArrays:
 
     def close(self) -> None:
         pass  # the arrays are the program's
-
-
-def _pinned_arrays(tensors: dict[str, Tensor], arena: Arena, limit: int) -> dict[str, Any]:
-    nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    if nbytes > limit:
-        raise ConfigError(
-            f"invalid limit = {limit}: pinned arrays of these tensors have {exact_size(nbytes)}"
-        )
-    gpus = (tensor.device for tensor in tensors.values() if tensor.device.type == "cuda")
-    memory = MemoryInfo(next(gpus, arena.memory.device), MemoryKind.HOST_ACCESSIBLE)
-    pinned = Arena(memory, name="pinned arrays of copy_out")  # its last array closes it
-    return {
-        name: empty(like.shape, like.dtype, resource=pinned).numpy()
-        for name, like in tensors.items()
-    }
 
 
 class _TensorFile:

@@ -329,11 +329,6 @@ def buffer_on_stream(memory, uint64_t address, uint64_t nbytes, owner, stream):
     return foreign_buffer(memory, address, nbytes, owner, stream)
 
 
-def is_pinned(device, uint64_t address):
-    """Return whether the device's driver reaches an address of the CPU's memory itself."""
-    return pointer_value(device._open(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != 0
-
-
 cdef object host_memory():
     global host_info
     if host_info is None:

@@ -154,22 +154,6 @@ def test_pinned_memory_stays_below_the_limit(arena):
         arena.copy_out(limit=1000)
 
 
-def test_pinned_arrays_are_filled_without_staging_and_count_in_the_limit(arena):
-    tensors = {"a": numbers(arena, (3 * MIB,)), "b": numbers(arena, (), "int64")}
-    with pytest.raises(ConfigError, match=r"invalid limit = 12582912: .*12582920 bytes"):
-        arena.copy_out(tensors, "pinned", limit=12 * MIB)
-    staging = gpumem.Arena.staging("host")
-    staging.reset_peaks()
-    arrays = arena.copy_out(tensors, "pinned", limit="13MiB").wait()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(arrays[name], tensor.numpy())
-    tensors["a"].fill(3)
-    assert (arena.copy_out(tensors, arrays).wait()["a"] == 3).all()
-    assert staging.stats().max_in_use == 0
-    arena.copy_out(tensors, "host").wait()
-    assert staging.stats().max_in_use > 0
-
-
 def test_sleep_is_refused_while_a_copy_runs_and_a_sleeping_tag_is_not_copied(arena, held):
     with arena.tag("kept"):
         block = arena.allocate(MIB)
