@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from gpumem._native.driver import nvml
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
-from gpumem.errors import ClosedError, ConfigError, DriverError
+from gpumem.errors import ClosedError, ConfigError, DeviceMismatchError, DriverError
 
 if TYPE_CHECKING:
     from gpumem._native.driver.table import DriverDevice
@@ -142,8 +143,9 @@ class Device:
 
     @property
     def uuid(self) -> str:
-        """The identity of the physical device, as 32 hexadecimal digits."""
-        return self._open().uuid().hex()
+        """The identity of the physical device, as 32 hexadecimal digits; makes no context."""
+        uuid: bytes = _provider_of(self).device_uuid(self._index)
+        return uuid.hex()
 
     @property
     def total_bytes(self) -> int:
@@ -413,6 +415,20 @@ def _open_device(device: Device) -> DriverDevice:
     known = _opened.get(device)
     if known is not None and not known.dead:
         return known
+    opened: DriverDevice = _provider_of(device).open_device(device.index)
+    if device.type == "cuda":
+        nvml.load()
+    current = _opened.get(device)
+    if current is not None and not current.dead:
+        return current  # another thread was faster: a device is opened once, streams rely on it
+    if known is not None:
+        _of_parents.append(known)
+    _opened[device] = opened
+    return opened
+
+
+def _provider_of(device: Device) -> Any:
+    """Return the module of a device's driver; raise ValueError unless the device exists."""
     provider = _provider(device.type)
     reason = provider.load()
     count = provider.device_count()
@@ -423,16 +439,7 @@ def _open_device(device: Device) -> DriverDevice:
         if count == 0:
             why += '; without a GPU use "host"'
         raise ValueError(f"unknown device {str(device)!r}: {why}")
-    opened: DriverDevice = provider.open_device(device.index)
-    if device.type == "cuda":
-        nvml.load()
-    current = _opened.get(device)
-    if current is not None and not current.dead:
-        return current  # another thread was faster: a device is opened once, streams rely on it
-    if known is not None:
-        _of_parents.append(known)
-    _opened[device] = opened
-    return opened
+    return provider
 
 
 def _open_any(device_type: str) -> DriverDevice:
@@ -468,6 +475,35 @@ def devices() -> list[Device]:
     'host'
     """
     return [Device(f"{kind}:{i}") for kind in _TYPES for i in range(_count(kind))]
+
+
+def uuid_of(text: str) -> str | None:
+    """Return a UUID as `Device.uuid` has it, with or without "GPU-" or "MIG-" before it.
+
+    None if the text is something else.
+    """
+    try:
+        return UUID(text.removeprefix("GPU-").removeprefix("MIG-")).hex
+    except ValueError:
+        return None
+
+
+def device_of_uuid(uuid: str) -> Device:
+    """Return the device of an identity.
+
+    Raises
+    ------
+    DeviceMismatchError
+        The device is not here.
+    """
+    there = devices()
+    for device in there:
+        if device.uuid == uuid:
+            return device
+    raise DeviceMismatchError(
+        f"device {uuid} is not here: there are "
+        f"{', '.join(f'{device} ({device.uuid})' for device in there)}"
+    )
 
 
 def _count(device_type: str) -> int:

@@ -28,7 +28,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
 
 from gpumem._support.sizes import format_size
-from gpumem.device import Device
+from gpumem.device import Device, device_of_uuid, uuid_of
 from gpumem.errors import NodeError
 from gpumem.stats import BudgetLevel, NodeHolder
 
@@ -189,16 +189,21 @@ cdef NodeCore* make_core(str name) except NULL:
 
 
 cdef object device_of(str name):
-    """Return the Device that a name begins with, such as "cuda:0/tenant-a"; None: with none."""
+    """Return the Device that a name begins with, such as "cuda:0/tenant-a", or its UUID.
+
+    None if it begins with something else.
+    """
     head = name.partition("/")[0]
-    return Device(head) if ":" in head else None
+    if ":" in head:
+        return Device(head)
+    uuid = uuid_of(head)
+    return None if uuid is None else device_of_uuid(uuid)
 
 
 cdef str known_name(str name):
     """Return a name with the UUID of the device that it begins with, which processes number."""
-    device = device_of(name)
-    _, slash, rest = name.partition("/")
-    return name if device is None else device.uuid + slash + rest
+    head, slash, rest = name.partition("/")
+    return (Device(head).uuid if ":" in head else uuid_of(head) or head) + slash + rest
 
 
 cdef uint32_t read_group() except? <uint32_t>-1:

@@ -22,7 +22,7 @@ from uuid import UUID
 from gpumem._resource.handle import Handle
 from gpumem._support.arguments import refuse, whole_number
 from gpumem._support.sizes import exact_size
-from gpumem.device import Capability, Device, devices
+from gpumem.device import Capability, Device, uuid_of
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
 
 MAX_BYTES = (1 << 63) - 1
@@ -320,12 +320,12 @@ def _uuid(value: object) -> str | None:
     try:
         if value is None:
             return None
+        if isinstance(value, str) and (uuid := uuid_of(value)) is not None:
+            return uuid
         if isinstance(value, UUID):
             return value.hex
         if isinstance(value, bytes | bytearray | memoryview):
             return UUID(bytes=bytes(value)).hex
-        if isinstance(value, str):
-            return UUID(value.removeprefix("GPU-")).hex
     except ValueError:
         pass
     raise InvalidDescriptorError(f"device_uuid {value!r} is not 16 bytes or 32 hexadecimal digits")
@@ -338,25 +338,6 @@ def require_device(descriptor: MemoryDescriptor | SemaphoreDescriptor, device: D
             f"the descriptor is of device {descriptor.device_uuid!r}, and {device} is "
             f"{device.uuid!r}"
         )
-
-
-def device_of_uuid(uuid: str, name: str) -> Device:
-    """Return the device of an identity, which the sender of its memory calls `name`.
-
-    Raises
-    ------
-    DeviceMismatchError
-        The device is not here.
-    """
-    # The device of the same name comes first: a query opens a device and makes a context there.
-    there = devices()
-    for device in sorted(there, key=lambda each: str(each) != name):
-        if device.uuid == uuid:
-            return device
-    raise DeviceMismatchError(
-        f"the memory is on device {uuid}, which is not here: there are "
-        f"{', '.join(f'{device} ({device.uuid})' for device in there)}"
-    )
 
 
 # ---- handles, and objects with bytes -------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpumem._resource.pool import pool_of
 from gpumem._support.arguments import require
 from gpumem._support.texts import shown
 from gpumem._tensor import Tensor, from_dlpack
-from gpumem.device import Device, MemoryInfo, MemoryKind, devices
+from gpumem.device import Device, MemoryInfo, MemoryKind, device_of_uuid, devices
 from gpumem.errors import (
     AlignmentError,
     BadHandleError,
@@ -33,7 +33,6 @@ from gpumem.interop.descriptors import (
     MemoryDescriptor,
     MemoryHandleType,
     SemaphoreType,
-    device_of_uuid,
 )
 from gpumem.interop.importer import Importer, ImporterLike
 from gpumem.interop.memory.placement import require_aligned
@@ -350,4 +349,4 @@ def _device_of(contents: Contents) -> Device:
     device = contents.memory.device
     if contents.device_uuid is None:
         return device if device in devices() else Device("host")
-    return device_of_uuid(contents.device_uuid, str(device))
+    return device_of_uuid(contents.device_uuid)

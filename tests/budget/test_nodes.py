@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from helpers.child import PYTHON_CHECKS, python
@@ -18,7 +19,7 @@ from helpers.waiting import wait_until
 import gpumem
 from gpumem import Budget
 from gpumem._node import NodeView, node_files
-from gpumem.errors import BudgetExceededError, ConfigError, NodeError
+from gpumem.errors import BudgetExceededError, ConfigError, DeviceMismatchError, NodeError
 
 MIB = 1 << 20
 # Python 3.12 and later warn of a fork beside threads; gpumem has one for each name.
@@ -382,10 +383,14 @@ def test_dropped_budgets_and_their_arenas_leave_the_node_usable(node):
     assert Budget(None, node=node).free == 64 * MIB
 
 
+def unused_uuid() -> str:
+    return f"{time.monotonic_ns():032x}"
+
+
 @pytest.fixture
 def device(node, monkeypatch, leave_room):
     """A node of the host device, which has 256 MiB left; other tests have other devices."""
-    uuid = f"{time.monotonic_ns():032x}"
+    uuid = unused_uuid()
     monkeypatch.setattr(gpumem.Device, "uuid", uuid)
     leave_room(256 * MIB)
     yield "host:0"
@@ -401,6 +406,20 @@ def test_memory_outside_of_a_devices_node_counts(device):
         assert (refused.value.budget, refused.value.missing) == ("the device", 4 * MIB)
     budget.reserve("160MiB").cancel()
     assert gpumem.Arena("host", budget=budget).allocate("250MiB").nbytes == 250 * MIB
+
+
+@pytest.mark.parametrize("form", ["{}", "GPU-{}", "MIG-{}"])
+def test_node_named_by_the_uuid_of_a_device_is_the_devices(device, form):
+    uuid = str(UUID(gpumem.Device("host").uuid))
+    budget = Budget(None, node=form.format(uuid) + "/a")
+    assert budget.node == Budget(None, node=f"{device}/a").node
+    with gpumem.Arena("host").allocate("100MiB"):
+        assert budget.free == 156 * MIB
+    assert "/a" in str(NodeView(form.format(uuid)).read()[0])
+    absent = unused_uuid()
+    with pytest.raises(DeviceMismatchError, match=f"device {absent} is not here"):
+        Budget(None, node=absent)
+    assert absent not in node_files()
 
 
 def test_limit_of_a_devices_name_may_be_a_share_of_the_device(device):
@@ -436,8 +455,8 @@ def test_lease_of_a_device_that_is_not_used_is_returned_without_callbacks(device
 
 
 def test_bytes_of_a_killed_process_are_waited_for_until_the_device_has_them(device, other):
-    uuid = gpumem.Device("host").uuid
-    other(f"b := gpumem.Budget(None, node='{uuid}/a')")
+    other(f"setattr(gpumem.Device, 'uuid', {gpumem.Device('host').uuid!r})")
+    other(f"b := gpumem.Budget(None, node='{device}/a')")
     other("reserved(b, '200MiB')")
     budget = Budget(None, node=f"{device}/b", deadline=60)
     held = gpumem.Arena("host")  # the memory that the driver releases after the process has ended
@@ -455,10 +474,11 @@ def test_arena_waits_for_the_memory_of_a_killed_process(
     device, node, other, leave_room, of_device, backing
 ):
     leave_room(1 << 30)
-    name = gpumem.Device("host").uuid if of_device else node
+    name = device if of_device else node
+    other(f"setattr(gpumem.Device, 'uuid', {gpumem.Device('host').uuid!r})")
     other(f"b := gpumem.Budget('800MiB', node='{name}')")
     other("reserved(b, '600MiB')")
-    budget = Budget(None, node=device if of_device else node, deadline=60)
+    budget = Budget(None, node=name, deadline=60)
     held = gpumem.Arena("host")  # the memory that the driver releases after the process has ended
     held.allocate("600MiB")
     arena = gpumem.Arena("host", budget=budget, backing=backing)

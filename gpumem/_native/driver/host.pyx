@@ -10,7 +10,7 @@ import os
 from libc.stdint cimport uint64_t
 
 from gpumem._native.driver.table cimport (
-    check, CUresult, DriverDevice, DriverTable, open_driver_device,
+    check, CUresult, DriverDevice, DriverTable, open_driver_device, uuid_of_device,
 )
 
 from gpumem._native.driver.table import hush_threads
@@ -104,6 +104,12 @@ def open_device(int ordinal):
     opened.context.now = hostdev_now
     opened.context.clock_is_virtual = hostdev_clock_is_virtual
     return opened
+
+
+def device_uuid(int ordinal):
+    """Return the 16 bytes that name a host device. `ordinal` is below device_count()."""
+    load()
+    return uuid_of_device(hostdev_table(), ordinal)
 
 
 def set_capacity(int ordinal, size_t nbytes):

@@ -128,3 +128,4 @@ cdef int require(const void* entry, str call, str what) except -1
 cdef uint64_t pointer_value(DriverDevice driver_device, CUpointer_attribute which,
                             uint64_t address) noexcept
 cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ordinal)
+cdef bytes uuid_of_device(const DriverTable* table, int ordinal)

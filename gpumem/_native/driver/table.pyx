@@ -374,6 +374,15 @@ cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ord
     return opened
 
 
+cdef bytes uuid_of_device(const DriverTable* table, int ordinal):
+    """Return the 16 bytes that name a physical device; makes no context."""
+    cdef CUdevice device
+    cdef CUuuid uuid
+    check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
+    check(table, table.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid")
+    return (<char*>uuid.bytes)[:16]
+
+
 cdef dict entry_offsets = {
     driver_entries[i].name.decode(): driver_entries[i].offset for i in range(DRIVER_ENTRY_COUNT)
 }
@@ -399,13 +408,6 @@ cdef class DriverDevice:
               self.context.table.cuDeviceGetName(text, sizeof(text), self.context.device),
               "cuDeviceGetName")
         return (<bytes>text).decode()
-
-    def uuid(self):
-        """Return the 16 bytes that name the physical device."""
-        cdef CUuuid uuid
-        check(self.context.table, self.context.table.cuDeviceGetUuid(&uuid, self.context.device),
-              "cuDeviceGetUuid")
-        return (<char*>uuid.bytes)[:16]
 
     def memory_info(self):
         """Return (free, total) in bytes, as the driver sees them now."""
@@ -585,6 +587,15 @@ def missing_functions():
 
 def open_device(int ordinal):
     """Open a CUDA device; raise ValueError if there is none of that number."""
+    return open_driver_device(table_with(ordinal), "cuda", ordinal)
+
+
+def device_uuid(int ordinal):
+    """Return the 16 bytes that name a CUDA device, or raise as `open_device` does."""
+    return uuid_of_device(table_with(ordinal), ordinal)
+
+
+cdef const DriverTable* table_with(int ordinal) except NULL:
     if not 0 <= ordinal < device_count():
         raise ValueError(f"unknown device 'cuda:{ordinal}'")
-    return open_driver_device(&cuda_table, "cuda", ordinal)
+    return &cuda_table

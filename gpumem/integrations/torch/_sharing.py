@@ -21,11 +21,10 @@ from gpumem._resource.handle import (
     mapping_of,
     pages_of,
 )
-from gpumem.device import Device
+from gpumem.device import Device, device_of_uuid
 from gpumem.errors import BadHandleError
 from gpumem.integrations._common.descriptors import Answer, ask, serve, server_name
 from gpumem.integrations.torch._mappings import MappedBlock, Mappings
-from gpumem.interop.descriptors import device_of_uuid
 
 MARK = "gpumem-block"
 KIND = "block"
@@ -38,11 +37,7 @@ def pages_of_block(text: str) -> Answer:
     address = int(text, 16)
     ordinal, is_host, _, pages = pages_of(address)
     device = Device(f"{'host' if is_host else 'cuda'}:{ordinal}")
-    said = {
-        "device": str(device),
-        "uuid": device.uuid,
-        "sizes": [nbytes for _, nbytes in pages],
-    }
+    said = {"uuid": device.uuid, "sizes": [nbytes for _, nbytes in pages]}
     return said, (export_page(address, begin) for begin, _ in pages)
 
 
@@ -106,7 +101,7 @@ def drop_idle() -> None:
 def _map(name: str, address: str) -> OpenedPages:
     with ask(name, KIND, address) as (said, pages):
         sizes = said["sizes"]
-        opened = OpenedPages(device_of_uuid(said["uuid"], said["device"]), sum(sizes))
+        opened = OpenedPages(device_of_uuid(said["uuid"]), sum(sizes))
         for page in pages:
             opened.map(page.fileno(), sizes.pop(0))
             page.close()
