@@ -28,11 +28,15 @@ def test_large_blocks_have_regions_of_their_own_pages(arena):
     arena.check_invariants()
 
 
-def test_small_blocks_share_regions(arena):
-    blocks = [arena.allocate(40 * KIB) for _ in range(100)]
-    assert reserved(arena) <= 2 * 100 * 40 * KIB
-    blocks += [arena.allocate(MIB) for _ in range(4)]
-    assert reserved(arena) <= 10 * MIB
+def test_small_blocks_share_registered_huge_pages(arena, host):
+    calls = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    blocks = [arena.allocate(64 * KIB), arena.allocate(MIB)]
+    assert reserved(arena) == 2 * MIB
+    blocks += [arena.allocate(40 * KIB) for _ in range(100)]
+    assert reserved(arena) == 6 * MIB
+    after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    assert after == (calls[0] + 3, calls[1])
+    assert len(blocks) == 102
     arena.check_invariants()
 
 
@@ -47,9 +51,9 @@ def test_freed_block_is_found_again_without_a_driver_call(arena, host):
 
 def test_small_block_leaves_an_idle_large_region_whole(arena):
     arena.allocate(8 * MIB).close()
-    small = arena.allocate(64 * KIB)
-    arena.shrink()
-    assert reserved(arena) == small.allocated_nbytes
+    with arena.allocate(64 * KIB):
+        arena.shrink()
+        assert reserved(arena) == 2 * MIB, "the region that small blocks share"
 
 
 def test_held_bytes_follow_the_live_peak_of_random_sizes(arena):

@@ -126,8 +126,6 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
     cdef uint64_t running = arena.next_region
     if has_size_of_block(arena, size):
         return size
-    if arena.settings.exact and size > SHARED_BLOCK // 2:
-        running = arena.settings.max_extend     # of a huge page, which is made faster than a half
     while size > running:
         forced[0] = True
         running = size if running > (<uint64_t>1 << 62) else running * 2
