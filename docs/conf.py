@@ -19,7 +19,12 @@ import gpumem
 project = "gpumem"
 author = copyright = "The gpumem developers"
 version = release = gpumem.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
 root_doc = "docs/index"
 include_patterns = [
     "README.md",
@@ -46,12 +51,34 @@ html_title = f"gpumem {release}"
 html_extra_path = ["site"]  # index.html, which leads from the top to the first page
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = ["copy.js"]
+html_js_files = ["site.js"]
 napoleon_use_ivar = (
     True  # a class's attributes are a list in its description, not entries of their own
 )
 # "stream" and "path" in types are attributes of several classes, too: then they are no links.
-suppress_warnings = ["ref.python"]
+# Tables of members stand below the description of their class.
+suppress_warnings = ["ref.python", "autosummary.import_cycle"]
+
+
+MAX_METHODS_WITHOUT_TABLE = 8
+TABLES_BY_SUBJECT = ["gpumem", "gpumem.Arena"]
+
+
+def add_table(app, what, name, object_, options, lines):
+    """Add a table with a line for each public name of a module, or method of a long class."""
+    if what not in ("module", "class") or name in TABLES_BY_SUBJECT:
+        return
+    names = getattr(object_, "__all__", None) or [
+        each
+        for each in dir(object_)
+        if not each.startswith("_") and callable(getattr(object_, each))
+    ]
+    if what == "module" or len(names) > MAX_METHODS_WITHOUT_TABLE:
+        rows = [
+            f"   ~{'gpumem' if what == 'module' and each in gpumem.__all__ else name}.{each}"
+            for each in names
+        ]
+        lines += ["", ".. autosummary::", "   :nosignatures:", "", *rows, ""]
 
 
 def skip_what_the_top_documents(app, what, name, member, skip, options):
@@ -94,20 +121,41 @@ def undescribed_members(kind, described):
     )
 
 
-# Words that readers type into the search box, by page: index entries come first in its results.
+# Words that readers type into the search box, by page: index entries come first in its results. An
+# entry is found by each part of it that is at least half as long.
 SEARCHED = {
-    "docs/where_memory_goes": ["out of memory", "memory leak"],
-    "docs/pytorch": ["fragmentation", "expandable segments"],
-    "docs/tenants": ["limit gpu memory", "memory limit"],
-    "docs/several_gpus": ["multiple gpus", "multi gpu"],
-    "docs/will_it_fit": ["estimate memory", "memory estimate", "predict memory"],
-    "docs/host_memory": ["pinned memory", "host memory killed", "oom killer"],
-    "docs/tests_without_gpu": ["unit tests without gpu", "mock cuda", "cpu only"],
-    "docs/offload": ["activations out of memory", "offload activations"],
-    "docs/several_programs": ["share gpu between processes"],
-    "docs/sleep": ["sleep offload weights rlhf", "offload weights"],
+    "docs/where_memory_goes": [
+        "cuda out of memory",
+        "cuda_error_out_of_memory",
+        "outofmemoryerror",
+        "oom",
+        "memory leaks",
+        "leaks",
+        "gpu memory usage",
+        "memory usage",
+        "profile memory",
+        "memory profiler",
+        "peak memory",
+        "report",
+    ],
+    "docs/pytorch": ["memory fragmentation", "expandable segments", "pytorch", "torch"],
+    "docs/tenants": ["how to limit gpu memory", "set memory limit", "max memory", "limits"],
+    "docs/several_gpus": ["multiple gpus", "multi gpu", "multi-gpu", "nvlink", "ddp", "fsdp"],
+    "docs/will_it_fit": ["estimate memory", "memory estimate", "predict memory", "does it fit"],
+    "docs/host_memory": ["pinned memory", "pinned", "host memory killed", "oom killer"],
+    "docs/tests_without_gpu": ["unit tests without gpu", "unit testing", "mock cuda", "cpu only"],
+    "docs/offload": ["activations out of memory", "offload activations", "offload"],
+    "docs/several_programs": ["how to share gpu between processes", "share a gpu"],
+    "docs/beyond_one_process": ["multiprocessing", "ipc"],
+    "docs/sleep": ["sleep offload weights rlhf", "offload weights", "sleep"],
     "docs/coming_from": ["migrate from rmm", "rmm pool", "cupy memory pool"],
-    "docs/works_with": ["docker", "conda", "jupyter", "tensorflow", "vllm", "sglang", "tensorrt"],
+    "docs/works_with": [
+        *["docker", "kubernetes", "conda", "jupyter", "tensorflow", "vllm", "sglang", "tensorrt"],
+        *["hugging face", "huggingface", "transformers", "deepspeed", "windows", "amd rocm", "mps"],
+    ],
+    "docs/settings": ["settings", "environment variables"],
+    "docs/faq": ["threads", "thread safe", "asyncio", "fork", "turn off", "how to disable"],
+    "docs/streams": ["streams", "cuda graphs"],
 }
 
 
@@ -120,12 +168,9 @@ def add_index_entries(app, page, source):
 
 
 def keep_for_contributors(app, env):
-    """Leave pages of measurements and of contributors out of search and navigation."""
+    """Leave the root's documents, measurements and contributors' pages out of the search."""
     for page in env.found_docs:
-        if page.startswith(("bench/", "gpumem/", "tests/")) or page in (
-            "CONTRIBUTING",
-            "CHANGELOG",
-        ):
+        if not page.startswith("docs/") or page == "docs/figures":
             env.metadata[page] |= {"nosearch": True, "orphan": True}
 
 
@@ -167,6 +212,7 @@ def setup(app):
     """Connect the functions above."""
     app.add_directive("output-of", OutputOf)
     app.connect("missing-reference", link_to_the_top)
+    app.connect("autodoc-process-docstring", add_table)
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
     app.connect("source-read", add_index_entries)
     app.connect("env-updated", keep_for_contributors)

@@ -602,7 +602,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
 
     @property
     def is_arena(self):
-        """True: it sub-allocates and can be shrunk."""
+        """True, because it sub-allocates and can be shrunk."""
         return True
 
     @property

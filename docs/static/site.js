@@ -1,10 +1,14 @@
-// A button at each piece of code copies it: of a console the commands alone, without their prompts.
+// Names in tables break between their words. A button at each piece of code copies it: of a console the commands alone, without their prompts.
 function copied(text, isConsole) {
   if (!isConsole) return text;
   return text.split("\n").filter(line => line.startsWith("$ ")).map(line => line.slice(2)).join("\n");
 }
 
 addEventListener("DOMContentLoaded", () => {
+  // Long names in narrow columns break after these, not anywhere.
+  for (const name of document.querySelectorAll("td .pre")) {
+    name.innerHTML = name.innerHTML.replace(/[_.(]/g, "$&<wbr>");
+  }
   for (const code of document.querySelectorAll(".highlight pre")) {
     const button = document.createElement("button");
     const isConsole = code.closest(".highlight-console") !== null;
