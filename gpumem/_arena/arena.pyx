@@ -1530,7 +1530,8 @@ cdef object default_stream_of(Arena arena):
 
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):
-    cdef int status = arena_admits(arena.core)
+    cdef ArenaCore* tagged = tag_now(arena.core)
+    cdef int status = arena_admits(arena.core if tagged == NULL else tagged)
     if status != ARENA_OK:
         raise_status(arena, 0, 0, slot, status)
     if context_is_dead(&arena.driver_device.context):

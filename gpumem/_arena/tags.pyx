@@ -300,7 +300,7 @@ cdef int sleep_one(Arena arena, StorePlace* to) except -1:
         if status == ARENA_IN_USE:
             raise InUseError(f"arena {arena.name!r} cannot sleep: another thread has woken it or "
                              "made a graph pool meanwhile")
-        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+        raise_status(arena, sleep_sums(arena.core).room, 0, arena.default_slot, status)
     return 0
 
 
@@ -337,9 +337,9 @@ cdef int wake_one(Arena arena) except -1:
     with nogil:
         status = arena_wake(arena.core)
     if status == ARENA_OVER_BUDGET:
-        status = under_pressure(arena, wake_again, arena.stats().in_use)
+        status = under_pressure(arena, wake_again, sleep_sums(arena.core).room)
     if status != ARENA_OK:
-        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+        raise_status(arena, sleep_sums(arena.core).room, 0, arena.default_slot, status)
     return 0
 
 

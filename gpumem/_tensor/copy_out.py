@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -186,8 +187,11 @@ def copy_out(
         )
         # The widest elements come first, so that all are aligned in the file.
         named = dict(sorted(found, key=lambda item: -item[1].itemsize))
-        if len(named) < len(found) or "__metadata__" in named:
-            raise ValueError("a name is there twice, or is __metadata__, which is the format's own")
+        if len(named) < len(found):
+            twice = Counter(name for name, _ in found).most_common(1)[0][0]
+            raise ValueError(f"two tensors are named {twice!r}")
+        if "__metadata__" in named:
+            raise ValueError("a tensor is named __metadata__, which is the format's own")
         if in_memory:
             place: _TensorFile | _TensorArrays = _TensorArrays(named, to, nbytes)
         else:
@@ -253,7 +257,7 @@ def _pieces(tensor: Tensor, most: int) -> Iterator[Tensor]:
         return
     try:
         flat = tensor.reshape(-1, copy=False).view("u1")
-    except BufferError:  # its elements are not adjacent
+    except (BufferError, ValueError):  # its elements are not adjacent
         if tensor.nbytes <= most:
             yield tensor
         elif len(tensor) == 1:
@@ -376,6 +380,6 @@ def _header(tensors: dict[str, Tensor]) -> tuple[bytes, int]:
         code = _CODES[tensor.dtype.name]
         described[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": offsets}
         end = offsets[1]
-    text = json.dumps(described, separators=(",", ":")).encode()
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
     return len(text).to_bytes(8, "little") + text, end

@@ -79,7 +79,7 @@ def test_file_has_names_dtypes_shapes_and_bytes_of_tensors_of_any_layout(arena, 
     wide = numbers(arena, (700, 1100))
     module = {
         "wide": wide,
-        "turned": {"T": wide.T, 0: wide[::2, 5:]},
+        "turned": {"T": wide.T, 0: wide[::2, 5:], "column": wide[:, 3], "back": wide[0, ::-1]},
         "scalar": np.array(5, "int64"),
         "bools": np.array([True, False]),
         "none": None,
@@ -96,6 +96,8 @@ def test_file_has_names_dtypes_shapes_and_bytes_of_tensors_of_any_layout(arena, 
         "wide": ("F32", [700, 1100], wide.numpy().tobytes()),
         "turned.T": ("F32", [1100, 700], turned.tobytes()),
         "turned.0": ("F32", [350, 1095], wide.numpy()[::2, 5:].tobytes()),
+        "turned.column": ("F32", [700], wide.numpy()[:, 3].tobytes()),
+        "turned.back": ("F32", [1100], wide.numpy()[0, ::-1].tobytes()),
         "scalar": ("I64", [], (5).to_bytes(8, "little")),
         "bools": ("BOOL", [2], b"\1\0"),
         "empty": ("F16", [0, 3], b""),
@@ -256,7 +258,7 @@ def test_file_in_a_missing_folder_is_refused(arena, tmp_path):
     [
         ({"a": 5}, TypeError, "invalid a of type int"),
         ({"a": {"b": [1.0]}}, TypeError, "invalid a.b of type list"),
-        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "twice"),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "two .* named 'a.b'"),
         ({"__metadata__": np.ones(1)}, ValueError, "the format's own"),
         ({"a": np.ones(1, "complex128")}, TypeError, "a has dtype complex128"),
         ("unknown", ValueError, "has no tag 'unknown'"),
@@ -266,6 +268,12 @@ def test_file_in_a_missing_folder_is_refused(arena, tmp_path):
 def test_what_cannot_be_copied_is_refused_by_its_name(arena, tensors, error, text):
     with pytest.raises(error, match=text):
         arena.copy_out(tensors)
+
+
+def test_name_that_is_no_unicode_is_refused_before_a_file_is_made(arena, tmp_path):
+    with pytest.raises(ValueError, match="surrogates"):
+        arena.copy_out({"\ud800": np.ones(1)}, tmp_path / "model")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("to", ["model", 5, "cuda:0"])
