@@ -1,7 +1,6 @@
 """Budget: limits in a tree, shared by resources and users, and by processes of a node."""
 
 from math import isfinite
-from operator import index
 from threading import get_ident
 from weakref import WeakValueDictionary
 
@@ -19,7 +18,7 @@ from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
 
-from gpumem._support.arguments import MISSING, refuse_call, require_name
+from gpumem._support.arguments import MISSING, refuse_call, require_name, whole_number
 from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
@@ -164,6 +163,8 @@ cdef class Budget:
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
+        if node is None and (priority, deadline) != (0, 1.0):
+            raise ValueError("priority and deadline are a node's: expected node = ..., too")
         if node is not None:
             if parent is not None:
                 raise ValueError(f"invalid parent = {parent!r} with node = {node!r}: a node's "
@@ -496,7 +497,10 @@ cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
 cdef NodeMember member_of(object name, uint64_t limit, object priority, object deadline):
     if not isinstance(name, str):
         raise TypeError(f"node must be a str, not {type(name).__name__}")
-    priority = index(priority)
+    given = priority
+    priority = whole_number(priority)
+    if priority is None:
+        raise TypeError(f"priority must be an integer, not {type(given).__name__}")
     if not -1 << 31 <= priority < 1 << 31:
         raise ValueError(f"invalid priority = {priority}: expected -2**31 to 2**31 - 1")
     if not isinstance(deadline, (int, float)) or isinstance(deadline, bool):

@@ -33,7 +33,7 @@ class Closable(Uncopied):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"this {type(self).__name__.lower()} is closed")
+            raise ClosedError(f"this {type(self).__name__} is closed")
 
     def __enter__(self) -> Self:
         return self

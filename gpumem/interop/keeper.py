@@ -35,6 +35,7 @@ MAX_PARTS = 64  # descriptors of a set beside its manifest
 MAX_SETS = 128
 MAX_PEERS = 256  # connections; further ones wait
 BACKLOG = 64  # connections in the queue
+MAX_PATH = 107  # bytes of a socket's path
 PAUSE_SECONDS = 0.05  # while no connection can be accepted
 CHECK_SECONDS = 60.0  # between two looks at the socket's file
 RUNS_ALREADY = 3  # exit status
@@ -314,6 +315,8 @@ def listen(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {MAX_PATH} bytes", path)
     listener.bind(path)
     listener.listen(BACKLOG)
     return listener

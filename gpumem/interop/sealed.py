@@ -35,6 +35,7 @@ from gpumem._tensor import copy as copy_elements
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     BadHandleError,
+    ConfigError,
     GpumemError,
     InUseError,
     InvalidDescriptorError,
@@ -588,6 +589,12 @@ def _require_answer(data: bytes) -> dict[str, Any]:
 def _start(folder: str, until: float) -> None:
     """Start a keeper, unless another process does so at the same time."""
     idle = os.environ.get("GPUMEM_KEEPER_IDLE") or str(IDLE_SECONDS)
+    try:
+        is_time = float(idle) > 0
+    except ValueError:
+        is_time = False
+    if not is_time:
+        raise ConfigError(f"invalid GPUMEM_KEEPER_IDLE = {idle!r}: expected seconds above 0")
     command = [sys.executable, "-I", "-S", keeper.__file__, "--detach", "--idle", idle]
     try:
         ended = subprocess.run(

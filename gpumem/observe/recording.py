@@ -30,6 +30,7 @@ from gpumem._events.events import (
 from gpumem._snapshots.snapshot import snapshot
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
 from gpumem._support.closing import Uncopied
+from gpumem._support.files import require_writable
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.report import Report, write_report
 from gpumem.traces import Trace
@@ -379,6 +380,7 @@ def record(
 
 def _open_alone(path: Path) -> int:
     """Open an empty file that no other recording writes into."""
+    require_writable(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

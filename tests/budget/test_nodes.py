@@ -343,6 +343,8 @@ def test_page_of_a_group_is_for_the_group(node, monkeypatch):
         ({"node": "a/b/c/d/e"}, ValueError, "1 to 4 parts"),
         ({"node": 5}, TypeError, "node must be a str"),
         ({"priority": 1 << 31}, ValueError, "invalid priority"),
+        ({"priority": "high"}, TypeError, "priority must be an integer, not str"),
+        ({"node": None, "priority": 1}, ValueError, "expected node"),
         ({"deadline": 0}, ValueError, "above 0 to 3600"),
         ({"deadline": "soon"}, TypeError, "deadline must be a number"),
         ({"parent": Budget(5)}, ValueError, "a node's budget is a root"),

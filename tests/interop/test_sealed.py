@@ -322,6 +322,22 @@ def test_keeper_ends_when_it_holds_nothing(folder, monkeypatch):
     assert interop.sealed_sets() == []
 
 
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])
+def test_seconds_of_a_keeper_that_are_none_are_refused(folder, monkeypatch, seconds):
+    monkeypatch.setenv("GPUMEM_KEEPER_IDLE", seconds)
+    with pytest.raises(errors.ConfigError, match=f"GPUMEM_KEEPER_IDLE = '{seconds}'"):
+        interop.seal("set", numbers())
+    assert os.listdir(folder) == []
+
+
+def test_folder_with_a_name_too_long_for_a_socket_is_refused_by_its_name(folder, monkeypatch):
+    long = f"{folder}/{'n' * 120}"
+    monkeypatch.setenv("GPUMEM_KEEPER", long)
+    for _ in range(2):  # the first try makes the folder
+        with pytest.raises(errors.KeeperError, match=long):
+            interop.seal("set", numbers())
+
+
 def test_keeper_has_neither_drivers_nor_libraries_in_memory(folder):
     interop.seal("set", {"a": np.zeros(1 << 24)}).close()
     number = process_of(folder)

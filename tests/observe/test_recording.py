@@ -446,6 +446,11 @@ def test_unrecordable_resource_is_refused_and_starts_nothing(arguments, error):
         pass
 
 
+def test_file_that_is_not_regular_is_refused_by_its_name(arena):
+    with pytest.raises(OSError, match="not a regular file: '/dev/full'"):
+        observe.record(arena, "/dev/full").__enter__()
+
+
 # ---- rings ---------------------------------------------------------------------------------------
 
 
