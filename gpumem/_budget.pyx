@@ -252,7 +252,7 @@ cdef class Budget:
         cdef uint64_t limit = bytes_of("limit", value, False, self.device)
         cdef uint64_t used
         if self.node is not None:
-            self.member.set_limit(limit)
+            self.member.change_limit(limit, True)
             return
         store64(&self.core.limit, limit)
         used = budget_load(&self.core.used)
@@ -778,7 +778,7 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
         path = path[:-1] + above        # the last one is this process's part of the node
         name, used, limit = min(above, key=room_of)
         missing -= min(missing, room_of((name, used, limit)))
-        holders = tuple((member.text_of(each), each.held) for each in member.holders())
+        holders = tuple((member.describe(each), each.held) for each in member.read()[1])
     held = ", ".join(f"{holder} {format_size(n)}" for holder, n in holders) or "nothing"
     levels = ", within ".join(map(shown, path))
     advice = (f"the request alone is larger than the limit of {name!r}: raise it" if nbytes > limit

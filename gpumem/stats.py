@@ -327,6 +327,8 @@ class NodeHolder(NamedTuple):
         The name that it leases under.
     process : int
         Its id, in its own PID namespace.
+    is_here : bool
+        Whether that is the namespace of this process.
     held : int
         Bytes that it has leased.
     priority : int
@@ -340,6 +342,7 @@ class NodeHolder(NamedTuple):
 
     name: str
     process: int
+    is_here: bool
     held: int
     priority: int
     alive: bool

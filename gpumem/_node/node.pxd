@@ -5,10 +5,14 @@ from libc.stdint cimport uint64_t
 from gpumem._native.budget cimport BudgetCore
 from gpumem._node.page cimport NodeCore
 
-# This process's part of a name of a node. There is one for each name; it lives as long as the
-# process.
-cdef class NodeMember:
+# A name of a node.
+cdef class Node:
     cdef NodeCore* core
+    # Sets the limit of the name; unless it may differ, only where no process uses the name.
+    cdef int change_limit(self, uint64_t limit, bint may_differ) except -1
+
+# This process's part of a name. There is one for each name; it lives as long as the process.
+cdef class NodeMember(Node):
     cdef readonly str name
     cdef readonly object budgets        # below `level`; weak references
     # Frees memory of this process; called with the bytes that another process lacks.
@@ -17,12 +21,11 @@ cdef class NodeMember:
     cdef BudgetCore* level(self) noexcept
     # Asks the other processes to release memory, and leases it; False: they did not, in time.
     cdef bint ask(self, uint64_t nbytes) except -1
-    cdef int set_limit(self, uint64_t limit) except -1
 
 # The one that a level leases from; the level has a node.
 cdef NodeMember node_of_level(const BudgetCore* level)
 
-# The Device that a name begins with, such as "cuda:0/tenant-a"; None: with none.
+# The Device that a name begins with, such as "cuda:0/tenant-a", or its UUID; None: with none.
 cdef object device_of(str name)
 
 # Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.

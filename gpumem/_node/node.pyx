@@ -8,21 +8,19 @@ from weakref import WeakSet
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, strncmp
+from libc.string cimport memcmp, memcpy, memset, strlen
 
 from gpumem._native.budget cimport (
     budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._node.page cimport (
-    ask_others, close_page, device_memory, due_of_device, ensure_open, hand_over, keep_node,
-    lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL, NODE_GONE,
-    NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
-    NODE_VERSION, NodeCore, NodePage, NodeSlot, open_page, read_page, return_unused, room_under,
-    slot_is_dead, sum_under, TEXT_BYTES, unlock_names, write_limit, JOIN_WAIT, POLL,
+    ask_others, close_page, device_memory, due_of_device, ensure_open, find_name, hand_over,
+    keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL,
+    NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
+    NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page, pid_namespace,
+    read_page, return_unused, slot_is_dead, sum_under, TEXT_BYTES, unlock_names, write_limit,
 )
 from gpumem._native.driver cimport DriverDevice
-from gpumem._support.atomics cimport store64
-from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
@@ -38,23 +36,82 @@ cdef dict nodes = {}            # this process's by name
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}(/[A-Za-z0-9_.-]{1,32}){0,3}", re.ASCII)
 
 
-cdef class NodeMember:
+cdef class Node:
+    def __cinit__(self, name, *_):
+        self.core = make_core(name)
+
+    def __dealloc__(self):
+        # A process that has joined keeps its part for good.
+        if self.core != NULL:
+            close_page(self.core)
+            budget_drop(self.core.level)
+            free(self.core.page)
+            free(self.core)
+
+    cdef int change_limit(self, uint64_t limit, bint may_differ) except -1:
+        """Set the limit of the name; unless it may differ, only where no process uses the name."""
+        cdef NodeCore* core = self.core
+        cdef uint32_t number = 0
+        cdef int outcome
+        with nogil:
+            lock_acquire(&core.lock)
+            outcome = ensure_open(core)
+            if outcome == NODE_OK:
+                outcome = lock_names(core)
+            if outcome == NODE_OK:
+                outcome = read_page(core)
+                number = find_name(core, <uint32_t>strlen(core.name))
+                if outcome == NODE_OK and number:
+                    outcome = write_limit(core, number - 1, limit, may_differ)
+                unlock_names(core)
+            if outcome == NODE_OK and core.level != NULL:
+                note_room(core)
+            lock_release(&core.lock)
+            if outcome == NODE_OK and may_differ and core.level != NULL:
+                return_unused(core)         # the others do so once the bell has rung
+        require_outcome(core, outcome)
+        if number == 0:
+            raise NodeError(f"there is no name {core.name.decode()!r}: expected one of "
+                            + ", ".join(level.name for level in self.read()[0]))
+
+    def read(self):
+        """Return a BudgetLevel of each name, and a NodeHolder of each process."""
+        cdef NodePage page
+        cdef const NodeSlot* slot
+        cdef const NodeName* name
+        cdef uint32_t i
+        levels = []
+        holders = []
+        require_outcome(self.core, copy_page(self.core, &page))
+        for i in range(NODE_NAMES):
+            name = &page.names[i]
+            if name.check:
+                levels.append(BudgetLevel(text_of(name), sum_under(&page, i, True),
+                                          None if name.limit >= BUDGET_UNLIMITED else name.limit))
+        for i in range(NODE_SLOTS):
+            slot = &page.slots[i]
+            if slot.check:
+                holders.append(NodeHolder(
+                    text_of(&page.names[slot.name]), slot.process,
+                    slot.namespace == pid_namespace(), slot.held, slot.priority,
+                    not slot_is_dead(self.core, i), slot.answered_at / 1e9, slot.answered_bytes))
+        return tuple(levels), tuple(sorted(holders, key=lambda holder: -holder.held))
+
+
+cdef class NodeMember(Node):
     def __cinit__(self, name, priority, relieve):
         self.name = name
         self.budgets = WeakSet()
         self.relieve = relieve
         self.relieving = set()
-        self.core = make_core(name)
         self.core.own.priority = priority
         self.core.face = <void*>self
         self.core.relieve = call_relieve
-
-    def __dealloc__(self):
-        # It could not join: one that has joined is never dropped.
-        if self.core != NULL:
-            budget_drop(self.core.level)
-            free(self.core.page)
-            free(self.core)
+        self.core.level = budget_make(NULL, self.core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED,
+                                      True)
+        require_memory(self.core.level != NULL, "joining a node")
+        self.core.level.used = BUDGET_UNLIMITED     # nothing is leased
+        self.core.level.node = self.core
 
     cdef BudgetCore* level(self) noexcept:
         return self.core.level
@@ -73,42 +130,39 @@ cdef class NodeMember:
             lock_release(&self.core.asks)
         return leased
 
-    cdef int set_limit(self, uint64_t limit) except -1:
-        change_limit(self.core, limit, True)
-
     def levels(self):
         """Return a BudgetLevel of this name, of each above it, and of the node's device."""
-        cdef NodePage page
         cdef uint64_t left, total
-        cdef uint32_t name = self.core.own.name
-        found = []
-        require_outcome(self.core, copy_page(self.core, &page))
-        while True:
-            found.append(level_of(&page, name))
-            if page.names[name].parent == 0:
-                break
-            name = page.names[name].parent - 1
+        # A name is made after the one above it.
+        found = [level for level in reversed(self.read()[0]) if is_below(self.name, level.name)]
         if device_memory(self.core, &left, &total):
             found.append(BudgetLevel("the device",
                                      total - left + due_of_device(self.core, True), total))
         return tuple(found)
 
-    def holders(self):
-        """Return a NodeHolder of each process on the node, the largest first."""
-        cdef NodePage page
-        require_outcome(self.core, copy_page(self.core, &page))
-        return holders_of(self.core, &page)
-
-    def text_of(self, holder):
+    def describe(self, holder):
         """Say who a holder is, and why it could not release what this process asked for."""
+        asked = text_of(&self.core.page.names[self.core.own.asked_name])
         text = f"process {holder.process} ({holder.name}), "
-        if holder.process == self.core.own.process:
+        if not holder.is_here:
+            text = f"process {holder.process} of another PID namespace ({holder.name}), "
+        elif holder.process == self.core.own.process:
             return text + "this one:"
         if not holder.alive:
             return text + "which has ended:"
+        if not is_below(holder.name, asked) or holder.priority > self.core.own.asked_priority:
+            return text + "which was not asked:"
         if holder.answered < self.core.own.asked_at / 1e9:
             return text + f"which did not answer within {self.core.deadline / 1e9:g} s:"
         return text + f"which released {format_size(holder.released)}:"
+
+
+cdef bint is_below(str name, str above):
+    return f"{name}/".startswith(f"{above}/")
+
+
+cdef str text_of(const NodeName* name):
+    return name.text.decode("ascii", "replace")
 
 
 cdef void call_relieve(NodeCore* node, uint64_t nbytes) noexcept with gil:
@@ -125,48 +179,28 @@ cdef NodeMember node_of_level(const BudgetCore* level):
 
 cdef int copy_page(NodeCore* core, NodePage* page) noexcept nogil:
     """Read the page as it is at one moment."""
-    cdef uint32_t refusing, i
+    cdef uint32_t _i
     cdef bint is_same = False
     cdef int outcome
+    memset(page, 0, sizeof(NodePage))
     lock_acquire(&core.lock)
     outcome = ensure_open(core)
-    for i in range(MAX_READS):
+    for _i in range(MAX_READS):
         if outcome != NODE_OK or is_same:
             break
         outcome = read_page(core)
         # Two reads in a row agree: no slot changed between its own reads.
-        is_same = i > 0 and memcmp(page, core.page, sizeof(NodePage)) == 0
+        is_same = memcmp(page, core.page, sizeof(NodePage)) == 0
         memcpy(page, core.page, sizeof(NodePage))
-    if outcome == NODE_OK and core.level != NULL:
-        store64(&core.level.spare, room_under(core, False, &refusing))
     lock_release(&core.lock)
     return outcome
 
 
-cdef object level_of(const NodePage* page, uint32_t name):
-    cdef uint64_t limit = page.names[name].limit
-    return BudgetLevel(page.names[name].text.decode("ascii", "replace"),
-                       sum_under(page, name, True), None if limit >= BUDGET_UNLIMITED else limit)
-
-
-cdef tuple holders_of(NodeCore* core, const NodePage* page):
-    cdef const NodeSlot* slot
-    cdef uint32_t i
-    found = []
-    for i in range(NODE_SLOTS):
-        slot = &page.slots[i]
-        if slot.check == 0:
-            continue
-        found.append(NodeHolder(
-            page.names[slot.name].text.decode("ascii", "replace"), slot.process, slot.held,
-            slot.priority, not slot_is_dead(core, i), slot.answered_at / 1e9, slot.answered_bytes))
-    return tuple(sorted(found, key=lambda holder: -holder.held))
-
-
 cdef NodeCore* make_core(str name) except NULL:
-    """Make one of a name that begins with a name of the user's, or a device's UUID."""
+    """Make one of a name, which may begin with a device."""
     cdef NodeCore* core
     cdef bytes text
+    name = known_name(name)
     if not NAME.fullmatch(name) or len(name) >= TEXT_BYTES or set(name.split("/")) & {".", ".."}:
         raise ValueError(f"invalid node = {name!r}: expected 1 to 4 parts of 1 to 32 letters, "
                          f"digits, '_', '-' and '.', with '/' between them, such as "
@@ -240,30 +274,6 @@ cdef int require_outcome(NodeCore* core, int outcome) except -1:
     raise NodeError(texts[outcome])
 
 
-cdef int change_limit(NodeCore* core, uint64_t limit, bint may_differ) except -1:
-    """Set the limit of a name; unless it may differ, only where no process uses the name."""
-    cdef int outcome
-    cdef uint32_t refusing
-    cdef uint64_t until = clock_ns() + JOIN_WAIT
-    with nogil:
-        lock_acquire(&core.lock)
-        outcome = ensure_open(core)
-        while outcome == NODE_OK and not lock_names(core):
-            outcome = NODE_BUSY if clock_ns() > until else NODE_OK
-            sleep_ns(POLL)
-        if outcome == NODE_OK:
-            outcome = read_page(core)
-            if outcome == NODE_OK:
-                outcome = write_limit(core, core.own.name, limit, may_differ)
-            unlock_names(core)
-        if outcome == NODE_OK and core.level != NULL:
-            store64(&core.level.spare, room_under(core, False, &refusing))
-        lock_release(&core.lock)
-        if outcome == NODE_OK and may_differ and core.level != NULL:
-            return_unused(core)         # the others do so once the bell has rung
-    return require_outcome(core, outcome)
-
-
 cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
                           object relieve):
     cdef NodeCore* core
@@ -278,11 +288,6 @@ cdef NodeMember node_join(str name, uint64_t limit, object priority, object dead
     core = node.core
     if device is not None:
         core.context = &(<DriverDevice>device._open()).context
-    if core.level == NULL:
-        core.level = budget_make(NULL, core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
-        require_memory(core.level != NULL, "joining a node")
-        core.level.used = BUDGET_UNLIMITED      # nothing is leased
-        core.level.node = core
     with nogil:
         lock_acquire(&core.lock)
         core.limit = limit
@@ -291,7 +296,7 @@ cdef NodeMember node_join(str name, uint64_t limit, object priority, object dead
         lock_release(&core.lock)
     require_outcome(core, outcome)
     if not is_new and limit != BUDGET_UNLIMITED:
-        change_limit(core, limit, False)
+        node.change_limit(limit, False)
     if is_new:
         keep_node(core)
         nodes[name] = node
@@ -319,58 +324,27 @@ def node_files():
                   if name.startswith(prefix) and NAME.fullmatch(name.removeprefix(prefix)))
 
 
-cdef class NodeView:
+cdef class NodeView(Node):
     """A node as others see it: it has no slot and leases nothing."""
 
-    cdef NodeCore* core
-
     def __cinit__(self, name):
-        cdef int outcome
-        self.core = make_core(known_name(name))
-        outcome = open_page(self.core, False)
+        cdef int outcome = open_page(self.core, False)
         if outcome == NODE_OK:
             unlock_names(self.core)
         require_outcome(self.core, outcome)
         self.core.slot = NODE_SLOTS
 
-    def __dealloc__(self):
-        if self.core != NULL:
-            close_page(self.core)
-            free(self.core.page)
-            free(self.core)
-
-    def read(self):
-        """Return a BudgetLevel of each name, and a NodeHolder of each process."""
-        cdef NodePage page
-        cdef uint32_t i
-        require_outcome(self.core, copy_page(self.core, &page))
-        levels = tuple(level_of(&page, i) for i in range(NODE_NAMES) if page.names[i].check)
-        return levels, holders_of(self.core, &page)
-
     def set_limit(self, limit):
         """Set the limit of the name that was given; None: no limit of its own."""
-        cdef NodePage page
-        cdef uint32_t i
-        require_outcome(self.core, copy_page(self.core, &page))
-        for i in range(NODE_NAMES):
-            if page.names[i].check and strncmp(page.names[i].text, self.core.name,
-                                               TEXT_BYTES) == 0:
-                self.core.own.name = i
-                change_limit(self.core, BUDGET_UNLIMITED if limit is None else limit, True)
-                return
-        raise NodeError(f"there is no name {self.core.name.decode()!r}: expected one of "
-                        + ", ".join(level.name for level in self.read()[0]))
+        self.change_limit(BUDGET_UNLIMITED if limit is None else limit, True)
 
     def remove(self):
         """Remove the node, unless a process uses it."""
-        users = []
-        if not lock_names(self.core):
-            require_outcome(self.core, NODE_BUSY)
+        require_outcome(self.core, lock_names(self.core))
         try:
-            users += [holder.process for holder in self.read()[1] if holder.alive]
-            if not users:
-                os.unlink(self.core.path.decode())
+            users = [holder.process for holder in self.read()[1] if holder.alive]
+            if users:
+                raise NodeError(f"node {self.core.name.decode()!r} is in use by processes {users}")
+            os.unlink(self.core.path.decode())
         finally:
             unlock_names(self.core)
-        if users:
-            raise NodeError(f"node {self.core.name.decode()!r} is in use by processes {users}")

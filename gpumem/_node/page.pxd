@@ -7,7 +7,7 @@ from gpumem._native.driver cimport DeviceContext
 from gpumem._support.lock cimport Lock
 
 cdef enum:
-    NODE_VERSION = 2            # changes with the structs below
+    NODE_VERSION = 3            # changes with the structs below
     NODE_NAMES = 31
     NODE_SLOTS = 128
     RECORD_BYTES = 128
@@ -36,12 +36,9 @@ cdef enum Outcome:
 
 cdef struct NodeHeader:
     char[8] magic
-    uint32_t version
-    uint32_t names
-    uint32_t slots
-    uint32_t record_bytes
+    uint64_t version
     uint64_t refunded_at        # ns, monotonic: when the latest slot of a dead process was freed
-    uint64_t[12] unused
+    uint64_t[13] unused
 
 # A record that is all zeros is free.
 cdef struct NodeName:
@@ -68,7 +65,7 @@ cdef struct NodeSlot:
     uint64_t answered_bytes     # released
     uint64_t unallocated        # bytes of `held` that were leased and not allocated at the write
     uint64_t asks_device        # whether the device lacks the bytes asked for, not a limit alone
-    uint64_t unused
+    uint64_t namespace          # the PID namespace of `process`: its inode
 
 cdef struct NodePage:
     NodeHeader header
@@ -89,6 +86,8 @@ cdef struct NodeCore:
     uint32_t slot               # index
     NodeSlot own                # as the page has it
     NodePage* page              # as last read
+    int64_t room                # bytes left under all limits then, with all claims
+    uint32_t refusing           # index of the name that has the least left; the device: the root
     DeviceContext* context      # of the device that the node is of; NULL: of none
     BudgetCore* level           # what is leased is what is left in it, with what it has charged
     NodeCore* next
@@ -108,8 +107,8 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit, bint may_di
 cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil
 cdef uint64_t return_unused(NodeCore* node) noexcept nogil
 cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil
-# The lock of those that change names; False: another open file has it.
-cdef bint lock_names(NodeCore* node) noexcept nogil
+# Acquires the lock of those that change names, for which it waits at most JOIN_WAIT.
+cdef int lock_names(NodeCore* node) noexcept nogil
 cdef void unlock_names(NodeCore* node) noexcept nogil
 cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil
 # Bytes that are held, or claimed, under a name.
@@ -118,8 +117,9 @@ cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept
 cdef bint device_memory(const NodeCore* node, uint64_t* free_bytes, uint64_t* total) noexcept nogil
 # Bytes that processes lease, or claim, of the device, and have not allocated yet.
 cdef uint64_t due_of_device(const NodeCore* node, bint held) noexcept nogil
-# Bytes that this process's name, those above it and the device have left, and the name that has the
-# least left; the root, if it is the device.
-cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) noexcept nogil
+# Notes what this process's name has left in the page as last read.
+cdef void note_room(NodeCore* node) noexcept nogil
+cdef uint32_t find_name(const NodeCore* node, uint32_t length) noexcept nogil
+cdef uint64_t pid_namespace() noexcept nogil
 # Has the children of forks leave the node.
 cdef void keep_node(NodeCore* node) noexcept nogil

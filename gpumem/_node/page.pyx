@@ -30,6 +30,7 @@ process waits for that, releases what is idle, and calls the `on_pressure` callb
 """
 
 from libc.errno cimport EACCES, ENOENT, errno
+from libc.stdint cimport INT64_MAX
 from libc.string cimport memcmp, memcpy, memset, strlen, strncmp
 from posix.unistd cimport close, getpid
 
@@ -81,6 +82,11 @@ cdef extern from *:
 
     static void bell_ring(int fd) { futimens(fd, NULL); }
     static void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+    static uint64_t pid_namespace(void) {
+        struct stat status;
+        return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+    }
     """
     enum:
         F_WRLCK
@@ -109,6 +115,7 @@ cdef extern from *:
     void bell_wait(int bell) noexcept nogil
     void bell_ring(int fd) noexcept nogil
     void fence() noexcept nogil
+    uint64_t pid_namespace() noexcept nogil
 
 cdef extern from "threads.h" nogil:
     ctypedef struct pthread_t:
@@ -143,10 +150,11 @@ cdef int check_page(const NodePage* page) noexcept nogil:
     memset(zeros, 0, RECORD_BYTES)
     if memcmp(page.header.magic, b"gpumemND", 8) != 0:
         return NODE_DAMAGED
-    if page.header.version != NODE_VERSION or page.header.record_bytes != RECORD_BYTES:
+    if page.header.version != NODE_VERSION:
         return NODE_OTHER_VERSION
     for i in range(NODE_NAMES):
         if (not record_fits(&page.names[i], zeros) or page.names[i].parent > i
+                or page.names[i].limit > BUDGET_UNLIMITED
                 or page.names[i].text[TEXT_BYTES - 1] != 0):
             return NODE_DAMAGED
     for i in range(NODE_SLOTS):
@@ -160,12 +168,12 @@ cdef int check_page(const NodePage* page) noexcept nogil:
 
 
 cdef int read_page(NodeCore* node) noexcept nogil:
-    """Read the page. Caller holds `lock`."""
+    """Read the page, and note what this process's name has left. Caller holds `lock`."""
     cdef Stat status
     cdef int outcome = NODE_DAMAGED
     cdef uint32_t i
     fence()                     # after this process's claim
-    if fstat(node.fd, &status) != 0 or status.st_nlink == 0:
+    if node.fd < 0 or fstat(node.fd, &status) != 0 or status.st_nlink == 0:
         return NODE_GONE
     for i in range(MAX_READS):
         if pread(node.fd, node.page, sizeof(NodePage), 0) != sizeof(NodePage):
@@ -175,7 +183,14 @@ cdef int read_page(NodeCore* node) noexcept nogil:
             break
         if i > 4:
             sleep_ns(1000 * i)
+    if outcome == NODE_OK and node.level != NULL:
+        note_room(node)
     return outcome
+
+
+cdef void note_room(NodeCore* node) noexcept nogil:
+    node.room = room_under(node, False)
+    store64(&node.level.spare, BUDGET_UNLIMITED if node.room == INT64_MAX else max(node.room, 0))
 
 
 cdef bint write_record(NodeCore* node, void* record, int64_t offset) noexcept nogil:
@@ -223,31 +238,31 @@ cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept
     return total
 
 
-cdef uint64_t room_under(const NodeCore* node, bint held, uint32_t* refusing) noexcept nogil:
-    """Return the bytes that this process's name and those above it have left.
+cdef int64_t room_under(NodeCore* node, bint held) noexcept nogil:
+    """Return the bytes that this process's name, those above it and the device have left.
 
-    Also set the index of the name that has the least left.
+    Below 0: a limit is exceeded; INT64_MAX: there is none. Also set `refusing`.
     """
     cdef const NodePage* page = node.page
     cdef uint32_t name = node.own.name
-    cdef uint64_t room = BUDGET_UNLIMITED
-    cdef uint64_t used, left, total
-    refusing[0] = name
+    cdef int64_t room = INT64_MAX
+    cdef int64_t left
+    cdef uint64_t free_bytes, total
+    node.refusing = name
     while True:
-        used = sum_under(page, name, held)
-        left = page.names[name].limit - min(used, page.names[name].limit)
-        if left < room:
-            room = left
-            refusing[0] = name
+        if page.names[name].limit < BUDGET_UNLIMITED:
+            left = <int64_t>(page.names[name].limit - sum_under(page, name, held))
+            if left < room:
+                room = left
+                node.refusing = name
         if page.names[name].parent == 0:
             break
         name = <uint32_t>page.names[name].parent - 1
-    if device_memory(node, &left, &total):
-        used = due_of_device(node, held)
-        left -= min(used, left)
+    if device_memory(node, &free_bytes, &total):
+        left = <int64_t>(free_bytes - due_of_device(node, held))
         if left < room:
             room = left
-            refusing[0] = name
+            node.refusing = name
     return room
 
 
@@ -284,18 +299,6 @@ cdef bint device_lacks(const NodeCore* node, uint64_t nbytes) noexcept nogil:
     return device_memory(node, &left, &total) and left < nbytes + due_of_device(node, True)
 
 
-cdef bint claims_fit(const NodeCore* node) noexcept nogil:
-    cdef const NodePage* page = node.page
-    cdef uint32_t name = node.own.name
-    cdef uint64_t left, total
-    while sum_under(page, name, False) <= page.names[name].limit:
-        if page.names[name].parent == 0:
-            return (not device_memory(node, &left, &total)
-                    or due_of_device(node, False) <= left)
-        name = <uint32_t>page.names[name].parent - 1
-    return False
-
-
 # ---- leases --------------------------------------------------------------------------------------
 
 cdef bint take_slot(NodeCore* node, uint32_t index) noexcept nogil:
@@ -311,13 +314,22 @@ cdef bint take_slot(NodeCore* node, uint32_t index) noexcept nogil:
     return False
 
 
+cdef bint take_free_slot(NodeCore* node) noexcept nogil:
+    """Lock a slot that was free when the page was read, and set `slot`; False: there is none."""
+    cdef uint32_t i
+    for i in range(NODE_SLOTS):
+        if node.page.slots[i].check == 0 and take_slot(node, i):
+            node.slot = i
+            return True
+    return False
+
+
 cdef bint refund_dead(NodeCore* node) noexcept nogil:
     """Refund what dead processes held. Caller holds `lock` and has read the page.
 
     A process loses host memory before its files, and so before its slot's lock. The driver may
     release a GPU's memory later: the free bytes of the node's device show it.
     """
-    cdef uint64_t* refunded_at = &node.page.header.refunded_at
     cdef bint refunded = False
     cdef uint32_t i
     for i in range(NODE_SLOTS):
@@ -325,16 +337,15 @@ cdef bint refund_dead(NodeCore* node) noexcept nogil:
             byte_lock(node.fd, slot_offset(i), F_UNLCK)
             refunded = True
     if refunded:
-        refunded_at[0] = clock_ns()
-        pwrite(node.fd, refunded_at, sizeof(uint64_t),
-               <int64_t>(<char*>refunded_at - <char*>node.page))
+        node.page.header.refunded_at = clock_ns()
+        pwrite(node.fd, &node.page.header, sizeof(NodeHeader), 0)
     return refunded
 
 
 cdef bint claim(NodeCore* node, uint64_t nbytes) noexcept nogil:
     """Claim bytes above those that are held, and read the page; False: they do not fit."""
     node.own.claim = node.own.held + nbytes
-    if write_own(node) and read_page(node) == NODE_OK and claims_fit(node):
+    if write_own(node) and read_page(node) == NODE_OK and node.room >= 0:
         return True
     node.own.claim = node.own.held
     return False
@@ -344,14 +355,12 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
     """Lease a chunk that has at least these bytes. Caller holds `lock`."""
     cdef uint64_t spare = budget_load(&node.level.spare)
     cdef uint64_t size = max(nbytes, min(<uint64_t>CHUNK, spare // CHUNK_PARTS))
-    cdef bint refunded = False
-    cdef uint32_t refusing, i
+    cdef uint32_t i
     for i in range(MAX_CLAIMS):
         if claim(node, size):
             node.own.held = node.own.claim
             budget_uncharge(node.level, size)
             write_own(node)     # if it cannot, others count the claim
-            store64(&node.level.spare, room_under(node, False, &refusing))
             return True
         if size > nbytes:
             size = nbytes
@@ -359,14 +368,12 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
         write_own(node)
         if read_page(node) != NODE_OK:
             break
-        store64(&node.level.spare, room_under(node, False, &refusing))
-        if not refunded and refund_dead(node):
-            refunded = True
-        elif room_under(node, True, &refusing) < nbytes:
+        if refund_dead(node):
+            continue
+        if room_under(node, True) < <int64_t>nbytes:
             break
-        else:
-            # Another process's claim was in the way. The one with the lower slot tries again first.
-            sleep_ns(<uint64_t>(node.slot + 1) * (i + 1) * 1000)
+        # Another process's claim was in the way. The one with the lower slot tries again first.
+        sleep_ns(<uint64_t>(node.slot + 1) * (i + 1) * 1000)
     return False
 
 
@@ -411,20 +418,15 @@ cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil:
     """
     cdef NodeCore other
     cdef int outcome
-    cdef uint32_t i
     lock_acquire(&node.lock)
     other = node[0]             # which reads into the same page
-    other.fd = other.bell = -1
     outcome = open_page(&other, False)
     if outcome == NODE_OK:
-        outcome = NODE_FULL
-        for i in range(NODE_SLOTS):
-            if node.page.slots[i].check == 0 and take_slot(&other, i):
-                other.own.held = other.own.claim = nbytes
-                other.own.asked_bytes = other.own.unallocated = 0
-                if write_record(&other, &other.own, slot_offset(i)):
-                    outcome = NODE_OK
-                break
+        other.own.held = other.own.claim = nbytes
+        other.own.asked_bytes = other.own.unallocated = 0
+        if not (take_free_slot(&other)
+                and write_record(&other, &other.own, slot_offset(other.slot))):
+            outcome = NODE_FULL
         unlock_names(&other)
     # The charge keeps the bytes from other threads.
     if outcome == NODE_OK and (budget_add(node.level, nbytes)
@@ -434,7 +436,7 @@ cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil:
         write_own(node)
         fd[0] = other.fd
     else:
-        close_page(&other)
+        close(other.fd)
         outcome = outcome if outcome != NODE_OK else NODE_SYSTEM
     lock_release(&node.lock)
     return outcome
@@ -445,17 +447,6 @@ lease_for = lease_missing
 
 # ---- pressure ------------------------------------------------------------------------------------
 
-cdef bint is_above_limit(const NodeCore* node) noexcept nogil:
-    """Whether a limit has been lowered below the bytes that are leased under it."""
-    cdef const NodePage* page = node.page
-    cdef uint32_t name = node.own.name
-    while sum_under(page, name, True) <= page.names[name].limit:
-        if page.names[name].parent == 0:
-            return False
-        name = <uint32_t>page.names[name].parent - 1
-    return True
-
-
 cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noexcept nogil:
     return (slot.asked_bytes != 0 and slot.asked_until > now
             and slot.asked_at > node.own.answered_at
@@ -465,21 +456,20 @@ cdef bint is_asked(const NodeCore* node, const NodeSlot* slot, uint64_t now) noe
 
 cdef void answer(NodeCore* node) noexcept nogil:
     """Release bytes for which other processes ask, and those leased above a lowered limit."""
-    cdef uint64_t now, before, released
+    cdef uint64_t now, before
+    cdef uint64_t released = 0
     cdef uint64_t asked = 0
     cdef uint64_t asks_device = False
     cdef bint is_above = False
-    cdef uint32_t i, refusing
+    cdef uint32_t i
     lock_acquire(&node.lock)
     now = clock_ns()
-    if node.fd >= 0 and read_page(node) == NODE_OK:
+    if read_page(node) == NODE_OK:
         for i in range(NODE_SLOTS):
             if i != node.slot and is_asked(node, &node.page.slots[i], now):
                 asked += node.page.slots[i].asked_bytes
                 asks_device |= node.page.slots[i].asks_device
-        # A limit may have been changed.
-        store64(&node.level.spare, room_under(node, False, &refusing))
-        is_above = is_above_limit(node)
+        is_above = room_under(node, True) < 0
     before = node.own.unallocated
     lock_release(&node.lock)
     if is_above or asked:
@@ -511,92 +501,60 @@ cdef void* answer_all(void* given) noexcept nogil:
     return NULL
 
 
-cdef bint next_priority(const NodeCore* node, uint32_t refusing, bint any, int64_t above,
-                        int64_t* found) noexcept nogil:
-    """Find the lowest priority, above the last one, of the others that hold something."""
+cdef bint next_priority(const NodeCore* node, int64_t* found) noexcept nogil:
+    """Find the lowest priority of others that hold what is asked for and have not answered."""
     cdef const NodeSlot* slot
     cdef bint has = False
     cdef uint32_t i
     for i in range(NODE_SLOTS):
         slot = &node.page.slots[i]
-        if (slot.held and i != node.slot and (any or slot.priority > above)
+        if (slot.held and i != node.slot and slot.answered_at < node.own.asked_at
                 and (not has or slot.priority < found[0])
-                and is_under(node.page, slot.name, refusing)):
+                and is_under(node.page, slot.name, <uint32_t>node.own.asked_name)):
             found[0] = slot.priority
             has = True
     return has
 
 
-cdef bint all_answered(const NodeCore* node) noexcept nogil:
-    cdef const NodeSlot* slot
-    cdef uint32_t i
-    for i in range(NODE_SLOTS):
-        slot = &node.page.slots[i]
-        if (slot.held and i != node.slot and slot.priority <= node.own.asked_priority
-                and slot.answered_at < node.own.asked_at
-                and is_under(node.page, slot.name, <uint32_t>node.own.asked_name)):
-            return False
-    return True
-
-
-cdef bint ask_priority(NodeCore* node, uint64_t nbytes, uint64_t until) noexcept nogil:
-    """Ask the others up to a priority, and wait; True: there is room. Caller holds `lock`."""
-    cdef uint32_t refusing
-    node.own.asked_at = clock_ns()
-    node.own.asked_until = until
-    if not write_own(node):
-        return False
-    bell_ring(node.fd)
-    while True:
-        lock_release(&node.lock)
-        sleep_ns(POLL)
-        lock_acquire(&node.lock)
-        if node.fd < 0 or read_page(node) != NODE_OK:
-            return False
-        if room_under(node, False, &refusing) >= nbytes:
-            return True
-        if all_answered(node) or clock_ns() > until:
-            return False
-        refund_dead(node)
-
-
 cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
     """Ask by priority until the bytes can be leased. Caller holds `lock`."""
     cdef uint64_t until = clock_ns() + node.deadline
-    cdef bint any = True
+    cdef uint64_t now
     cdef bint leased = False
-    cdef uint32_t refusing
-    cdef uint64_t room
-    cdef int64_t priority = 0
-    if ensure_open(node) != NODE_OK or read_page(node) != NODE_OK:
+    cdef int64_t room, priority
+    node.own.asked_bytes = 0
+    if ensure_open(node) != NODE_OK:
         return False
-    room = room_under(node, True, &refusing)
-    while (not leased and clock_ns() < until
-           and next_priority(node, refusing, any, priority, &priority)):
-        any = False
-        node.own.asked_bytes = nbytes - min(nbytes, room)
-        if node.own.asked_bytes == 0:
-            return lease(node, nbytes)
-        node.own.asked_name = refusing
-        node.own.asks_device = device_lacks(node, nbytes)
-        node.own.asked_priority = priority
-        leased = ask_priority(node, nbytes, until) and lease(node, nbytes)
-        if node.fd < 0 or read_page(node) != NODE_OK:
-            return leased
-        room = room_under(node, True, &refusing)
-    # A process that has ended may have been the holder.
-    until = min(until, refunds_until(node))
-    while not leased and clock_ns() < until:
-        if not device_lacks(node, nbytes):
-            leased = lease(node, nbytes)
+    while read_page(node) == NODE_OK:
+        if refund_dead(node):
+            continue
+        room = room_under(node, True)
+        leased = room >= <int64_t>nbytes and lease(node, nbytes)
+        now = clock_ns()
+        if leased or now > until:
             break
+        if node.own.asked_bytes == 0 or node.own.asked_name != node.refusing:
+            node.own.asked_name = node.refusing
+            node.own.asked_at = now
+            node.own.asked_bytes = 0
+        if not next_priority(node, &priority):
+            # A process that has ended may have been the holder.
+            if now > refunds_until(node) or not device_lacks(node, nbytes):
+                break
+        elif node.own.asked_bytes == 0 or priority > node.own.asked_priority:
+            node.own.asked_bytes = nbytes - min(nbytes, <uint64_t>max(room, 0))
+            node.own.asked_until = until
+            node.own.asked_priority = priority
+            node.own.asks_device = device_lacks(node, nbytes)
+            if not write_own(node):
+                break
+            bell_ring(node.fd)
         lock_release(&node.lock)
         sleep_ns(POLL)
         lock_acquire(&node.lock)
-        if node.fd < 0 or read_page(node) != NODE_OK:
-            return False
     node.own.asked_bytes = 0
-    write_own(node)
+    if node.fd >= 0:
+        write_own(node)
     return leased
 
 
@@ -651,6 +609,7 @@ cdef int open_page(NodeCore* node, bint make) noexcept nogil:
     cdef uint32_t mode = 0o660 if node.group else 0o600
     cdef uint64_t until = clock_ns() + JOIN_WAIT
     cdef Stat status
+    cdef int outcome
     while True:
         node.fd = open_file(node.path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (O_CREAT if make else 0),
                             mode)
@@ -668,35 +627,26 @@ cdef int open_page(NodeCore* node, bint make) noexcept nogil:
         if ((status.st_mode & 0o777 & ~mode) or (status.st_gid != node.group if node.group
                                                  else status.st_uid != geteuid())):
             return NODE_FOREIGN
-        while not lock_names(node):
-            if clock_ns() > until:
-                return NODE_BUSY
-            sleep_ns(POLL)
+        outcome = lock_names(node)
+        if outcome != NODE_OK:
+            return outcome
         if fstat(node.fd, &status) == 0 and status.st_nlink != 0:
             return prepare_page(node, status.st_size)
         close(node.fd)          # it was removed meanwhile
+        node.fd = -1
         if clock_ns() > until:
-            node.fd = -1
             return NODE_BUSY
 
 
 cdef int prepare_page(NodeCore* node, int64_t size) noexcept nogil:
-    """Write the header of a new page, or check one."""
+    """Write the header of a new page, also of one that another process began; or check one."""
     cdef NodeHeader header
-    cdef NodeHeader empty
-    memset(&header, 0, sizeof(header))
-    memset(&empty, 0, sizeof(empty))
-    if size == 0 and ftruncate(node.fd, sizeof(NodePage)) != 0:
-        node.error = errno
-        return NODE_SYSTEM
-    if (pread(node.fd, &header, sizeof(header), 0) == sizeof(header)
-            and memcmp(&header, &empty, sizeof(header)) == 0):
+    if size <= <int64_t>sizeof(header):
+        memset(&header, 0, sizeof(header))
         memcpy(header.magic, b"gpumemND", 8)
         header.version = NODE_VERSION
-        header.names = NODE_NAMES
-        header.slots = NODE_SLOTS
-        header.record_bytes = RECORD_BYTES
-        if pwrite(node.fd, &header, sizeof(header), 0) != sizeof(header):
+        if (pwrite(node.fd, &header, sizeof(header), 0) != sizeof(header)
+                or ftruncate(node.fd, sizeof(NodePage)) != 0):
             node.error = errno
             return NODE_SYSTEM
     return read_page(node)
@@ -706,7 +656,7 @@ cdef int join(NodeCore* node) noexcept nogil:
     """Take a slot. Caller holds `lock` and the lock of names."""
     cdef uint32_t length = <uint32_t>strlen(node.name)
     cdef uint32_t parent = 0
-    cdef uint32_t i, end
+    cdef uint32_t end
     cdef pthread_t thread
     cdef int outcome
     node.slot = NODE_SLOTS
@@ -723,30 +673,35 @@ cdef int join(NodeCore* node) noexcept nogil:
         if outcome != NODE_OK:
             return outcome
         node.limit = BUDGET_UNLIMITED   # a fork's child joins with the limit that there is
-    for i in range(NODE_SLOTS):
-        if node.page.slots[i].check == 0 and take_slot(node, i):
-            break
-    else:
+    if not take_free_slot(node):
         return NODE_FULL
-    node.slot = i
     node.own.name = parent - 1
     node.own.process = getpid()
+    node.own.namespace = pid_namespace()
     node.bell = bell_open(node.path)
-    store64(&node.level.spare, room_under(node, False, &end))
+    note_room(node)
     if not write_own(node) or thread_start(&thread, True, 0, answer_all, node) != 0:
         return NODE_SYSTEM
     return NODE_OK
 
 
-cdef uint32_t ensure_name(NodeCore* node, uint32_t length, uint32_t parent) noexcept nogil:
-    """Return the number of a name, from 1, which is made if there is none; 0: no room."""
-    cdef NodeName* name
+cdef uint32_t find_name(const NodeCore* node, uint32_t length) noexcept nogil:
+    """Return the number, from 1, of a name that this process's one begins with; 0: it is none."""
+    cdef const NodeName* name
     cdef uint32_t i
     for i in range(NODE_NAMES):
         name = &node.page.names[i]
         if name.check and strncmp(name.text, node.name, length) == 0 and name.text[length] == 0:
             return i + 1
-    for i in range(parent, NODE_NAMES):
+    return 0
+
+
+cdef uint32_t ensure_name(NodeCore* node, uint32_t length, uint32_t parent) noexcept nogil:
+    """Return the number of a name, which is made if there is none; 0: no room."""
+    cdef uint32_t number = find_name(node, length)
+    cdef NodeName* name
+    cdef uint32_t i
+    for i in range(parent, NODE_NAMES if number == 0 else 0):
         name = &node.page.names[i]
         if name.check == 0:
             memset(name, 0, sizeof(NodeName))
@@ -754,7 +709,7 @@ cdef uint32_t ensure_name(NodeCore* node, uint32_t length, uint32_t parent) noex
             name.limit = BUDGET_UNLIMITED
             name.parent = parent
             return i + 1 if write_record(node, name, name_offset(i)) else 0
-    return 0
+    return number
 
 
 cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
@@ -775,8 +730,13 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
     return NODE_OK
 
 
-cdef bint lock_names(NodeCore* node) noexcept nogil:
-    return byte_lock(node.fd, 0, F_WRLCK)
+cdef int lock_names(NodeCore* node) noexcept nogil:
+    cdef uint64_t until = clock_ns() + JOIN_WAIT
+    while not byte_lock(node.fd, 0, F_WRLCK):
+        if clock_ns() > until:
+            return NODE_BUSY
+        sleep_ns(POLL)
+    return NODE_OK
 
 
 cdef void unlock_names(NodeCore* node) noexcept nogil:

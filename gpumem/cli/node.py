@@ -91,9 +91,8 @@ def show(console: Console, facts: dict[str, Any]) -> None:
             console.print("  " * level["name"].count("/") + text, markup=False)
             for holder in each["processes"]:
                 if holder["name"] == level["name"]:
+                    where = "" if holder["is_here"] else " of another PID namespace"
                     ended = "" if holder["alive"] else ", which has ended"
-                    console.print(
-                        "  " * (1 + level["name"].count("/"))
-                        + f"process {holder['process']}{ended}: {format_size(holder['held'])}",
-                        markup=False,
-                    )
+                    text = f"process {holder['process']}{where}{ended}: "
+                    text = "  " * (1 + level["name"].count("/")) + text
+                    console.print(text + format_size(holder["held"]), markup=False)

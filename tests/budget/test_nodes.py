@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -181,6 +182,44 @@ def test_stopped_process_costs_its_deadline_and_is_named(node, other):
     with pytest.raises(BudgetExceededError, match=r"which did not answer within 0\.2 s: 60\.0 MiB"):
         budget.reserve("10MiB")
     other.send(signal.SIGCONT)
+
+
+def test_processes_that_were_not_asked_say_so(node, other):
+    budget = Budget("64MiB", node=f"{node}/a", priority=1)
+    budget.reserve("1MiB").commit()
+    other(f"reserved(gpumem.Budget(None, node='{node}/b', priority=5), '60MiB')")
+    with pytest.raises(BudgetExceededError, match=r"/b\), which was not asked: "):
+        budget.reserve("70MiB")
+
+
+def test_process_of_another_pid_namespace_is_named_as_such(node, other):
+    other(f"reserved(b := gpumem.Budget('64MiB', node={node!r}, deadline=60), '40MiB')")
+    other.send(signal.SIGSTOP)  # it does not write its slot again
+    page = page_of(node).read_bytes()
+    (place,) = (
+        at
+        for at in range(4096, len(page), 128)
+        if int.from_bytes(page[at + 36 : at + 40], "little") == other.process.pid
+    )
+    slot = bytearray(page[place : place + 128])
+    slot[120:] = (7).to_bytes(8, "little")
+    slot[:8] = checksum_of(slot).to_bytes(8, "little")
+    overwrite(page_of(node), place, slot)
+    (holder,) = NodeView(node).read()[1]
+    assert not holder.is_here
+    named = f"process {other.process.pid} of another PID namespace: 40.0 MiB"
+    assert named in python("-m", "gpumem", "node", node).stdout
+    with pytest.raises(BudgetExceededError, match=r"of another PID namespace \(test-"):
+        Budget("64MiB", node=node, deadline=0.1).reserve("65MiB")
+    other.send(signal.SIGCONT)
+
+
+def checksum_of(record: bytes) -> int:
+    total = 0x9E3779B97F4A7C15
+    for (word,) in struct.iter_unpack("<Q", record[8:]):
+        total = (total ^ word) * 0x100000001B3 & (1 << 64) - 1
+        total ^= total >> 29
+    return total | 1
 
 
 def test_fork_child_has_a_slot_of_its_own(node, other):
