@@ -6,13 +6,13 @@ from gpumem._native.budget cimport BudgetCore
 from gpumem._node.page cimport NodeCore
 
 # A name of a node.
-cdef class Node:
+cdef class NodeAccess:
     cdef NodeCore* core
     # Sets the limit of the name; unless it may differ, only where no process uses the name.
     cdef int change_limit(self, uint64_t limit, bint may_differ) except -1
 
 # This process's part of a name. There is one for each name; it lives as long as the process.
-cdef class NodeMember(Node):
+cdef class NodeMember(NodeAccess):
     cdef readonly str name
     cdef readonly object budgets        # below `level`; weak references
     # Frees memory of this process; called with the bytes that another process lacks.

@@ -36,7 +36,7 @@ cdef dict nodes = {}            # this process's by name
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}(/[A-Za-z0-9_.-]{1,32}){0,3}", re.ASCII)
 
 
-cdef class Node:
+cdef class NodeAccess:
     def __cinit__(self, name, *_):
         self.core = make_core(name)
 
@@ -98,7 +98,7 @@ cdef class Node:
         return tuple(levels), tuple(sorted(holders, key=lambda holder: -holder.held))
 
 
-cdef class NodeMember(Node):
+cdef class NodeMember(NodeAccess):
     def __cinit__(self, name, priority, relieve):
         self.name = name
         self.budgets = WeakSet()
@@ -324,7 +324,7 @@ def node_files():
                   if name.startswith(prefix) and NAME.fullmatch(name.removeprefix(prefix)))
 
 
-cdef class NodeView(Node):
+cdef class NodeView(NodeAccess):
     """A node as others see it: it has no slot and leases nothing."""
 
     def __cinit__(self, name):

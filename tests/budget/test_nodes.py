@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from helpers.child import PYTHON_CHECKS, python
+from helpers.child import python
+from helpers.programs import Program, page_of
 from helpers.waiting import wait_until
 
 import gpumem
@@ -23,52 +22,6 @@ from gpumem._node import NodeView, node_files
 from gpumem.errors import BudgetExceededError, ConfigError, DeviceMismatchError, NodeError
 
 MIB = 1 << 20
-# Python 3.12 and later warn of a fork beside threads; gpumem has one for each name.
-FORKS = ("-W", "ignore::DeprecationWarning")
-# Evaluates each line of its input and answers with the repr of the value.
-PROGRAM = """
-import os, sys, time
-import gpumem
-
-def reserved(budget, nbytes):
-    room = budget.reserve(nbytes)
-    room.commit()
-    kept.append(room)
-
-kept = []
-for line in sys.stdin:
-    try:
-        answer = eval(f'({line})')
-    except gpumem.errors.GpumemError as error:
-        answer = error
-    print(repr(answer), flush=True)
-"""
-
-
-class Program:
-    """Another process, which evaluates expressions."""
-
-    def __init__(self):
-        command = [sys.executable, *PYTHON_CHECKS, *FORKS, "-c", PROGRAM]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __call__(self, expression: str) -> str:
-        self.process.stdin.write(expression + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().rstrip()
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-        if number == signal.SIGKILL:
-            self.process.wait()
-        elif number == signal.SIGSTOP:
-            os.waitpid(self.process.pid, os.WUNTRACED)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -83,10 +36,6 @@ def other():
     program = Program()
     yield program
     program.end()
-
-
-def page_of(node: str) -> Path:
-    return Path(f"/dev/shm/gpumem-node-{os.geteuid()}-{node}")
 
 
 def held(node: str) -> dict[str, int]:
