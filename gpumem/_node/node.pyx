@@ -18,7 +18,8 @@ from gpumem._node.page cimport (
     keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL,
     NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
     NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page, pid_namespace,
-    read_page, return_unused, slot_is_dead, sum_under, TEXT_BYTES, unlock_names, write_limit,
+    read_page, remove_name, return_unused, slot_is_dead, sum_under, TEXT_BYTES, unlock_names,
+    write_limit,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -51,7 +52,6 @@ cdef class NodeAccess:
     cdef int change_limit(self, uint64_t limit, bint may_differ) except -1:
         """Set the limit of the name; unless it may differ, only where no process uses the name."""
         cdef NodeCore* core = self.core
-        cdef uint32_t number = 0
         cdef int outcome
         with nogil:
             lock_acquire(&core.lock)
@@ -60,9 +60,8 @@ cdef class NodeAccess:
                 outcome = lock_names(core)
             if outcome == NODE_OK:
                 outcome = read_page(core)
-                number = find_name(core, <uint32_t>strlen(core.name))
-                if outcome == NODE_OK and number:
-                    outcome = write_limit(core, number - 1, limit, may_differ)
+                if outcome == NODE_OK:
+                    outcome = write_limit(core, core.own.name, limit, may_differ)
                 unlock_names(core)
             if outcome == NODE_OK and core.level != NULL:
                 note_room(core)
@@ -70,9 +69,6 @@ cdef class NodeAccess:
             if outcome == NODE_OK and may_differ and core.level != NULL:
                 return_unused(core)         # the others do so once the bell has rung
         require_outcome(core, outcome)
-        if number == 0:
-            raise NodeError(f"there is no name {core.name.decode()!r}: expected one of "
-                            + ", ".join(level.name for level in self.read()[0]))
 
     def read(self):
         """Return a BudgetLevel of each name, and a NodeHolder of each process."""
@@ -262,7 +258,8 @@ cdef int require_outcome(NodeCore* core, int outcome) except -1:
         NODE_FOREIGN: f"{path} is another user's, or open to others: expected a regular file "
                       f"{owner}",
         NODE_DAMAGED: f"{path} has been cut or overwritten; remove it once no process uses it",
-        NODE_OTHER_VERSION: f"{path} is of another version of gpumem: expected {NODE_VERSION}",
+        NODE_OTHER_VERSION: f"{path} is of another version of gpumem: expected {NODE_VERSION}; "
+                            f"remove it once no process uses it",
         NODE_BUSY: f"another process keeps {path} locked: it joins, or changes a limit",
         NODE_FULL: f"{path} is full: it has room for {NODE_NAMES} names of 1 to "
                    f"{NODE_SLOTS} processes",
@@ -336,15 +333,29 @@ cdef class NodeView(NodeAccess):
 
     def set_limit(self, limit):
         """Set the limit of the name that was given; None: no limit of its own."""
+        self.find()
         self.change_limit(BUDGET_UNLIMITED if limit is None else limit, True)
 
     def remove(self):
-        """Remove the node, unless a process uses it."""
+        """Remove the name with those below it, unless a process uses one; a node with its file."""
+        name = self.core.name.decode()
         require_outcome(self.core, lock_names(self.core))
         try:
-            users = [holder.process for holder in self.read()[1] if holder.alive]
+            users = [holder.process for holder in self.read()[1]
+                     if holder.alive and is_below(holder.name, name)]
             if users:
-                raise NodeError(f"node {self.core.name.decode()!r} is in use by processes {users}")
-            os.unlink(self.core.path.decode())
+                raise NodeError(f"{name!r} is in use by processes {users}")
+            if "/" in name:
+                self.find()
+                require_outcome(self.core, remove_name(self.core))
+            else:
+                os.unlink(self.core.path.decode())
         finally:
             unlock_names(self.core)
+
+    cdef int find(self) except -1:
+        names = [level.name for level in self.read()[0]]
+        self.core.own.name = find_name(self.core, <uint32_t>strlen(self.core.name)) - 1
+        if self.core.own.name >= NODE_NAMES:
+            raise NodeError(f"there is no name {self.core.name.decode()!r}: expected one of "
+                            + ", ".join(names))

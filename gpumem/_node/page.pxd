@@ -120,6 +120,8 @@ cdef uint64_t due_of_device(const NodeCore* node, bint held) noexcept nogil
 # Notes what this process's name has left in the page as last read.
 cdef void note_room(NodeCore* node) noexcept nogil
 cdef uint32_t find_name(const NodeCore* node, uint32_t length) noexcept nogil
+# Frees this name and those below it. Caller has the lock of names, and no process uses them.
+cdef int remove_name(NodeCore* node) noexcept nogil
 cdef uint64_t pid_namespace() noexcept nogil
 # Has the children of forks leave the node.
 cdef void keep_node(NodeCore* node) noexcept nogil

@@ -606,36 +606,41 @@ cdef void close_page(NodeCore* node) noexcept nogil:
 
 cdef int open_page(NodeCore* node, bint make) noexcept nogil:
     """Open the file, check whose it is, and take the lock of those that change names."""
-    cdef uint32_t mode = 0o660 if node.group else 0o600
     cdef uint64_t until = clock_ns() + JOIN_WAIT
+    cdef int outcome = open_once(node, make)
+    # It was removed meanwhile, or its maker is about to let the group use it.
+    while ((outcome == NODE_GONE or outcome == NODE_FOREIGN and node.group)
+           and clock_ns() < until):
+        close_page(node)
+        sleep_ns(POLL)
+        outcome = open_once(node, make)
+    return outcome
+
+
+cdef int open_once(NodeCore* node, bint make) noexcept nogil:
+    cdef uint32_t mode = 0o660 if node.group else 0o600
     cdef Stat status
     cdef int outcome
-    while True:
-        node.fd = open_file(node.path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (O_CREAT if make else 0),
-                            mode)
-        node.error = errno
-        if node.fd < 0:
-            if node.error == ENOENT:
-                return NODE_ABSENT
-            return NODE_FOREIGN if node.error == EACCES else NODE_SYSTEM
-        if fstat(node.fd, &status) != 0 or not S_ISREG(status.st_mode):
-            return NODE_FOREIGN
-        if status.st_uid == geteuid() and status.st_size == 0 and node.group:
-            fchown(node.fd, <uint32_t>-1, node.group)
-            fchmod(node.fd, mode)
-            fstat(node.fd, &status)
-        if ((status.st_mode & 0o777 & ~mode) or (status.st_gid != node.group if node.group
-                                                 else status.st_uid != geteuid())):
-            return NODE_FOREIGN
-        outcome = lock_names(node)
-        if outcome != NODE_OK:
-            return outcome
-        if fstat(node.fd, &status) == 0 and status.st_nlink != 0:
-            return prepare_page(node, status.st_size)
-        close(node.fd)          # it was removed meanwhile
-        node.fd = -1
-        if clock_ns() > until:
-            return NODE_BUSY
+    node.fd = open_file(node.path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (O_CREAT if make else 0), mode)
+    node.error = errno
+    if node.fd < 0:
+        if node.error == ENOENT:
+            return NODE_ABSENT
+        return NODE_FOREIGN if node.error == EACCES else NODE_SYSTEM
+    if fstat(node.fd, &status) != 0 or not S_ISREG(status.st_mode):
+        return NODE_FOREIGN
+    if status.st_uid == geteuid() and status.st_size == 0 and node.group:
+        fchown(node.fd, <uint32_t>-1, node.group)
+        fchmod(node.fd, mode)
+        fstat(node.fd, &status)
+    if ((status.st_mode & 0o777 & ~mode) or (status.st_gid != node.group if node.group
+                                             else status.st_uid != geteuid())):
+        return NODE_FOREIGN
+    outcome = lock_names(node)
+    if outcome == NODE_OK:
+        fstat(node.fd, &status)     # another process may have made the page
+        outcome = prepare_page(node, status.st_size)
+    return outcome
 
 
 cdef int prepare_page(NodeCore* node, int64_t size) noexcept nogil:
@@ -727,6 +732,20 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
     if not write_record(node, name, name_offset(index)):
         return NODE_SYSTEM
     bell_ring(node.fd)
+    return NODE_OK
+
+
+cdef int remove_name(NodeCore* node) noexcept nogil:
+    """Free this name and those below it. Caller has the lock of names, and no process uses them."""
+    cdef NodeName empty
+    cdef uint32_t i
+    memset(&empty, 0, sizeof(empty))
+    refund_dead(node)
+    for i in range(NODE_NAMES):
+        if (node.page.names[i].check and is_under(node.page, i, node.own.name)
+                and pwrite(node.fd, &empty, RECORD_BYTES, name_offset(i)) != RECORD_BYTES):
+            node.error = errno
+            return NODE_SYSTEM
     return NODE_OK
 
 

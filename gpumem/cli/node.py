@@ -35,7 +35,7 @@ def _read_limit(_: click.Context, __: click.Parameter, text: str | None) -> int 
     callback=_read_limit,
     help="Set the limit of NAME, such as 20GiB; none: no limit of its own.",
 )
-@click.option("--remove", is_flag=True, help="Remove NAME, a node that no process uses.")
+@click.option("--remove", is_flag=True, help="Remove NAME, which no process uses.")
 @json_option
 @click.argument("name", required=False, shell_complete=_complete_node)
 def node(limit: int | str | None, remove: bool, as_json: bool, name: str | None) -> None:
@@ -48,8 +48,6 @@ def node(limit: int | str | None, remove: bool, as_json: bool, name: str | None)
         raise click.UsageError("--limit and --remove need NAME")
     if remove and limit is not None:
         raise click.UsageError("--remove does not go with --limit")
-    if remove and name is not None and "/" in name:
-        raise click.UsageError("--remove needs the name of a node, without '/'")
     try:
         if name is not None and limit is not None:
             NodeView(name).set_limit(None if isinstance(limit, str) else limit)

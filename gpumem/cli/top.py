@@ -174,7 +174,7 @@ def _list(pages: tuple[LivePage, ...], sets: list[dict[str, Any]], as_json: bool
     console = stdout()
     if pages:
         _print_tables(console, pages)
-    else:
+    elif not nodes["nodes"] and not sets:
         console.print(
             "no process of this user publishes its counters: start one with GPUMEM_TOP=1, "
             "or call gpumem.observe.publish() in it"

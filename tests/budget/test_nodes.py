@@ -251,6 +251,22 @@ def test_node_is_removed_once_nobody_uses_it(node, other):
         NodeView(node)
 
 
+def test_names_that_no_process_uses_are_removed_with_those_below(node, other):
+    budget = Budget("64MiB", node=node)
+    other(f"bs := [gpumem.Budget('5MiB', node='{node}/a' + each) for each in ('', '/b', '/b/c')]")
+    with pytest.raises(NodeError, match=f"a/b' is in use by processes .{other.process.pid}"):
+        NodeView(f"{node}/a/b").remove()
+    other.send(signal.SIGKILL)
+    NodeView(f"{node}/a/b").remove()
+    assert list(held(node)) == [node, f"{node}/a"]
+    python("-m", "gpumem", "node", f"{node}/a", "--remove")
+    assert held(node) == {node: 0}
+    with pytest.raises(NodeError, match="there is no name"):
+        NodeView(f"{node}/a").remove()
+    assert Budget(None, node=f"{node}/a").limit is None
+    budget.reserve("64MiB").cancel()
+
+
 def test_command_lists_sets_and_removes(node, other):
     command = ("-m", "gpumem", "node")
     other(f"b := gpumem.Budget('64MiB', node='{node}/a')")
@@ -261,7 +277,9 @@ def test_command_lists_sets_and_removes(node, other):
         f"  {node}/a: 64.0 MiB leased, of 64.0 MiB",
         f"    process {other.process.pid}: 64.0 MiB",
     ]
-    assert "\n".join(listed) in python("-m", "gpumem", "top").stdout
+    shown = python("-m", "gpumem", "top").stdout
+    assert "\n".join(listed) in shown
+    assert "publishes its counters" not in shown
     python(*command, f"{node}/a", "--limit", "96MiB")
     assert other("b.limit") == str(96 * MIB)
     python(*command, f"{node}/a", "--limit", "none")
@@ -271,7 +289,7 @@ def test_command_lists_sets_and_removes(node, other):
     other.send(signal.SIGKILL)
     python(*command, node, "--remove")
     assert f"there is no node '{node}'" in python(*command, node).stdout
-    for wrong in (("--remove",), (f"{node}/a", "--remove"), ("a b",), (node, "--limit", "x")):
+    for wrong in (("--remove",), ("a b",), (node, "--limit", "x")):
         python(*command, *wrong, status=2)
 
 

@@ -133,6 +133,7 @@ def test_top_escapes_control_characters_in_command_lines(arena, top, monkeypatch
 
 def test_top_without_publishing_processes(top, monkeypatch):
     monkeypatch.setattr(top_module.LivePage, "of_all", tuple)
+    monkeypatch.setattr(top_module, "node_files", list)
     facts = told(top("--json"))
     assert [facts[key] for key in ("processes", "memories", "sealed_sets")] == [[], [], []]
     assert "GPUMEM_TOP=1" in top()[1]
