@@ -59,10 +59,11 @@ cdef tuple KEYWORDS = ("memory", "config", "source", "budget", "count", "default
 # Addresses end here on every machine that CUDA runs on.
 cdef uint64_t END_OF_ADDRESSES = <uint64_t>1 << 56
 
-# Bytes of a region that small blocks of pinned memory share: a huge page, which is made faster than
-# a part of it. The driver makes as much for a first small block of its own.
+# Bytes of the regions that small blocks of pinned memory share, which double: the largest one is a
+# huge page.
 cdef enum:
-    SMALL_REGION = 2097152
+    FIRST_SHARED = 65536
+    LARGEST_SHARED = 2097152
 
 HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
 
@@ -84,8 +85,8 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     arena.source = make_source(arena, arena.config, source)
     settings.exact = takes_exact_regions(arena)
     if settings.exact:
-        settings.initial_chunk = settings.initial_growth_chunk = SMALL_REGION
-        settings.max_extend = SMALL_REGION
+        settings.initial_chunk = settings.initial_growth_chunk = FIRST_SHARED
+        settings.max_extend = LARGEST_SHARED
     settings.paged = (arena.source is None and arena.config.numa_node is None
                       and takes_pages(arena, ceiling_of(budget, count)))
     without = arena.config._without_effect(paged=settings.paged, exact=settings.exact)

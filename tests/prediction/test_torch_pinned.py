@@ -44,6 +44,22 @@ print(status.enabled, status.pinned is gpumem.get_default_resource("cuda:0/pinne
     assert said.splitlines() == ["520.0 True native", "False True"]
 
 
+def test_driver_is_loaded_with_cuda_and_not_by_the_first_pinned_block():
+    said = over_null_cuda(
+        SCRIPT
+        + """
+from gpumem._native.driver import table
+loads, load = [], table.load
+table.load = lambda: loads.append(1) or load()
+integration.enable_pinned()
+print(len(loads))
+torch.cuda.init()
+print(len(loads))
+"""
+    )
+    assert said.split() == ["0", "1"]
+
+
 def test_limit_is_refused_with_the_hosts_figures_or_served_unpinned():
     said = over_null_cuda(
         SCRIPT

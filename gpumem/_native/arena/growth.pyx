@@ -126,6 +126,8 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
     cdef uint64_t running = arena.next_region
     if has_size_of_block(arena, size):
         return size
+    if arena.settings.exact and size >= arena.settings.initial_chunk:
+        running = arena.settings.max_extend     # of a huge page, which is made faster than a part
     while size > running:
         forced[0] = True
         running = size if running > (<uint64_t>1 << 62) else running * 2

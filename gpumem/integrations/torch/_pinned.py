@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from importlib import import_module
 from types import ModuleType
 
 from gpumem._arena.arena import Arena
 from gpumem._budget import Budget
 from gpumem._defaults import get_default_resource, set_default_resource
+from gpumem._native.driver import table
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations.torch import _build, _hooks
@@ -53,8 +53,8 @@ def install(
     serving = _hooks.pinned() if arena is None else arena
     if serving is not None:
         _hooks.serve(_hooks.PINNED, limited(serving))
-    # The first allocation would import it, which takes a tenth of a second. It makes no context.
-    import_module("cuda.bindings.driver")
+    # The first allocation would load it, which takes a tenth of a second.
+    torch.cuda._lazy_call(table.load)
     _build.load(torch).gpumem_torch_install_pinned(ctypes.c_void_p(_hooks.table()), int(unpinned))
     installed = True
 
