@@ -13,6 +13,7 @@ cuda = types.SimpleNamespace(
     device_count=lambda: 1,
     mem_get_info=lambda device=None: (70 << 30, 80 << 30),
     memory=types.SimpleNamespace(),
+    _lazy_call=lambda call: None,
 )
 
 
