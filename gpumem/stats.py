@@ -319,14 +319,14 @@ class ShrinkReport:
 
 
 class NodeHolder(NamedTuple):
-    """One process that leases memory from the budget of a node, at one moment.
+    """A process or a sealed set that has memory of the budget of a node, at one moment.
 
     Attributes
     ----------
     name : str
         The name that it leases under.
     process : int
-        Its id, in its own PID namespace.
+        Its id, in its own PID namespace; 0: a sealed set, which no process needs to have open.
     is_here : bool
         Whether that is the namespace of this process.
     held : int
@@ -348,6 +348,12 @@ class NodeHolder(NamedTuple):
     alive: bool
     answered: float
     released: int
+
+    def who(self) -> str:
+        """Return words that name it."""
+        if self.process == 0:
+            return "a sealed set"
+        return f"process {self.process}" + ("" if self.is_here else " of another PID namespace")
 
 
 class BudgetLevel(NamedTuple):

@@ -139,10 +139,11 @@ cdef class NodeMember(NodeAccess):
     def describe(self, holder):
         """Say who a holder is, and why it could not release what this process asked for."""
         asked = text_of(&self.core.page.names[self.core.own.asked_name])
-        text = f"process {holder.process} ({holder.name}), "
-        if not holder.is_here:
-            text = f"process {holder.process} of another PID namespace ({holder.name}), "
-        elif holder.process == self.core.own.process:
+        text = f"{holder.who()} ({holder.name})"
+        if holder.process == 0:
+            return text + ":"
+        text += ", "
+        if holder.is_here and holder.process == self.core.own.process:
             return text + "this one:"
         if not holder.alive:
             return text + "which has ended:"
@@ -341,15 +342,17 @@ cdef class NodeView(NodeAccess):
         name = self.core.name.decode()
         require_outcome(self.core, lock_names(self.core))
         try:
-            users = [holder.process for holder in self.read()[1]
+            users = [holder.who() for holder in self.read()[1]
                      if holder.alive and is_below(holder.name, name)]
             if users:
-                raise NodeError(f"{name!r} is in use by processes {users}")
+                raise NodeError(f"{name!r} is in use by {', '.join(users)}")
             if "/" in name:
                 self.find()
                 require_outcome(self.core, remove_name(self.core))
             else:
                 os.unlink(self.core.path.decode())
+        except OSError as error:
+            raise NodeError(f"{name!r} cannot be removed: {error}") from None
         finally:
             unlock_names(self.core)
 

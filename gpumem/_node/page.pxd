@@ -54,7 +54,7 @@ cdef struct NodeSlot:
     uint64_t claim              # bytes: leased, or to be leased
     uint64_t held               # bytes that are leased
     uint32_t name               # index
-    int32_t process             # its id in its own PID namespace
+    int32_t process             # its id in its own PID namespace; 0: a sealed set
     int64_t priority
     uint64_t asked_bytes        # that it lacks; 0: it asks for nothing
     uint64_t asked_at           # ns, monotonic

@@ -30,7 +30,7 @@ process waits for that, releases what is idle, and calls the `on_pressure` callb
 """
 
 from libc.errno cimport EACCES, ENOENT, errno
-from libc.stdint cimport INT64_MAX
+from libc.stdint cimport INT64_MAX, UINT64_MAX
 from libc.string cimport memcmp, memcpy, memset, strlen, strncmp
 from posix.unistd cimport close, getpid
 
@@ -423,7 +423,8 @@ cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil:
     outcome = open_page(&other, False)
     if outcome == NODE_OK:
         other.own.held = other.own.claim = nbytes
-        other.own.asked_bytes = other.own.unallocated = 0
+        other.own.asked_bytes = other.own.unallocated = other.own.process = 0
+        other.own.answered_at = UINT64_MAX      # no process answers for it
         if not (take_free_slot(&other)
                 and write_record(&other, &other.own, slot_offset(other.slot))):
             outcome = NODE_FULL

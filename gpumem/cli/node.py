@@ -13,6 +13,7 @@ from gpumem._support.sizes import format_size, parse_size
 from gpumem._support.texts import visible
 from gpumem.cli.output import json_option, present
 from gpumem.errors import ConfigError, NodeError
+from gpumem.stats import NodeHolder
 
 
 def _complete_node(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -89,8 +90,6 @@ def show(console: Console, facts: dict[str, Any]) -> None:
             console.print("  " * level["name"].count("/") + text, markup=False)
             for holder in each["processes"]:
                 if holder["name"] == level["name"]:
-                    where = "" if holder["is_here"] else " of another PID namespace"
-                    ended = "" if holder["alive"] else ", which has ended"
-                    text = f"process {holder['process']}{where}{ended}: "
-                    text = "  " * (1 + level["name"].count("/")) + text
+                    text = "  " * (1 + level["name"].count("/")) + NodeHolder(**holder).who()
+                    text += ": " if holder["alive"] else ", which has ended: "
                     console.print(text + format_size(holder["held"]), markup=False)

@@ -242,7 +242,7 @@ def test_name_in_use_is_not_given_another_limit(node, other):
 def test_node_is_removed_once_nobody_uses_it(node, other):
     other(f"b := gpumem.Budget('64MiB', node={node!r})")
     assert node in node_files()
-    with pytest.raises(NodeError, match=f"in use by processes .{other.process.pid}"):
+    with pytest.raises(NodeError, match=f"in use by process {other.process.pid}"):
         NodeView(node).remove()
     other.send(signal.SIGKILL)
     NodeView(node).remove()
@@ -254,7 +254,7 @@ def test_node_is_removed_once_nobody_uses_it(node, other):
 def test_names_that_no_process_uses_are_removed_with_those_below(node, other):
     budget = Budget("64MiB", node=node)
     other(f"bs := [gpumem.Budget('5MiB', node='{node}/a' + each) for each in ('', '/b', '/b/c')]")
-    with pytest.raises(NodeError, match=f"a/b' is in use by processes .{other.process.pid}"):
+    with pytest.raises(NodeError, match=f"a/b' is in use by process {other.process.pid}"):
         NodeView(f"{node}/a/b").remove()
     other.send(signal.SIGKILL)
     NodeView(f"{node}/a/b").remove()
@@ -285,7 +285,7 @@ def test_command_lists_sets_and_removes(node, other):
     python(*command, f"{node}/a", "--limit", "none")
     facts = json.loads(python(*command, node, "--json").stdout)["nodes"][0]
     assert [level["limit"] for level in facts["names"]] == [None, None]
-    assert "is in use by processes" in python(*command, node, "--remove", status=1).stderr
+    assert "is in use by process" in python(*command, node, "--remove", status=1).stderr
     other.send(signal.SIGKILL)
     python(*command, node, "--remove")
     assert f"there is no node '{node}'" in python(*command, node).stdout
