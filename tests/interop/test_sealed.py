@@ -189,7 +189,7 @@ def test_node_is_charged_for_a_set_until_it_is_dropped(folder):
         view = NodeView(name)
         assert view.read()[0][0].used == 600 << 10
         budget = gpumem.Budget(None, node=name)
-        with pytest.raises(errors.BudgetExceededError, match=rf"a sealed set \({name}\): 600\.0 KiB"):
+        with pytest.raises(errors.BudgetExceededError, match=r"a sealed set \(sealed-"):
             budget.reserve(600 << 10)
         with pytest.raises(errors.NodeError, match="in use by a sealed set, process"):
             view.remove()
