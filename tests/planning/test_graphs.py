@@ -68,7 +68,7 @@ def test_named_lengths_are_unknown_until_they_are_bound():
     assert ModelGraph.from_onnx(mlp("batch")).values["a"].nbytes is None
     proto = mlp("batch")
     before = proto.SerializeToString()
-    bound = ModelGraph.from_onnx(proto, dims={"batch": 3})
+    bound = ModelGraph.from_onnx(proto, dims={"batch": np.int64(3)})
     assert bound.values["a"].nbytes == 3 * 32 * 4
     assert bound.values["y"].nbytes == 3 * 8 * 4
     assert proto.SerializeToString() == before
@@ -77,6 +77,8 @@ def test_named_lengths_are_unknown_until_they_are_bound():
     for bad in (-1, 1.5, "4"):
         with pytest.raises(ModelGraphError, match="batch"):
             ModelGraph.from_onnx(mlp("batch"), dims={"batch": bad})
+    with pytest.raises(TypeError, match="dims = 'batch=3'"):
+        ModelGraph.from_onnx(mlp("batch"), dims="batch=3")
 
 
 def test_external_weight_files_are_not_needed(tmp_path):
@@ -325,6 +327,16 @@ def test_shapes_that_are_unknown_or_wrong_are_those_of_the_operators(t, order):
     assert [node.op_type for node in graph] == ["Relu", "Neg"]
     assert {value.shape for value in graph.values.values()} == {(2, 3)}
     assert plan_memory(partition(graph, ["host"])).verify()
+
+
+@pytest.mark.parametrize("imported", [[], ["ai.onnx.ml"], ["ai.onnx"], [""]])
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_domain_of_onnx_has_two_names_and_needs_no_import(imported, domain):
+    proto = two_nodes([2, 3], [2, 3])
+    proto.graph.node[0].domain = domain
+    del proto.opset_import[:]
+    proto.opset_import.extend(helper.make_opsetid(each, 3) for each in imported)
+    assert [node.domain for node in ModelGraph.from_onnx(proto)] == ["", ""]
 
 
 LARGE = """
@@ -594,6 +606,9 @@ def test_foreign_file_is_refused(tmp_path):
             ModelGraph.from_onnx(path)
     with pytest.raises(FileNotFoundError):
         ModelGraph.from_onnx(tmp_path / "missing.onnx")
+    for model in (None, 3, mlp().graph):
+        with pytest.raises(TypeError, match="invalid model"):
+            ModelGraph.from_onnx(model)
 
 
 @pytest.mark.parametrize("name", [b"second", b"MatMul", b"w1", b"batch", b"then_branch", b"inner"])
@@ -677,7 +692,9 @@ def test_shipped_model_equals_its_builders_output(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_graph_is_read_from_a_path(name):
-    graph = ModelGraph.from_onnx(DATA / f"{name}.onnx")
+    path = DATA / f"{name}.onnx"
+    graph = ModelGraph.from_onnx(path)
+    assert repr(ModelGraph.from_onnx(path.read_bytes())) == repr(graph)
     names = [node.name for node in graph.nodes]
     assert sorted(names) == sorted(node.name for node in shipped(name).graph.node)
 

@@ -109,7 +109,11 @@ class Value(_Immutable):
         return math.prod(lengths) * self.dtype.itemsize
 
     def __repr__(self) -> str:
-        shape = "?" if self.shape is None else "x".join(str(n or "?") for n in self.shape)
+        shape = (
+            "?"
+            if self.shape is None
+            else "x".join(str("?" if n is None else n) for n in self.shape)
+        )
         kind = "weight " if self.is_initializer else ""
         return f"Value({kind}{self.name}: {self.dtype or '?'}[{shape}])"
 
@@ -340,14 +344,15 @@ class ModelGraph(_Immutable):
 
         Shapes are inferred; weights in files next to the model are not loaded. ``Constant`` nodes
         become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
-        As in ONNX Runtime, nodes can be in any order, a negative length is unknown, and a shape
-        that contradicts the operators is replaced by theirs. Nodes are in its order. Elements of
+        As in ONNX Runtime, nodes can be in any order, a negative length is unknown, a domain that
+        is not imported has its latest version, and a shape that contradicts the operators is
+        replaced by theirs. Nodes are in its order. Elements of
         large weights are not copied, so a ModelProto may be larger than 2 GiB. Needs the package
         ``onnx`` (``pip install onnx``).
 
         Parameters
         ----------
-        model : path or onnx.ModelProto
+        model : path, bytes or onnx.ModelProto
             The model; a ModelProto is not changed.
         dims : Mapping, optional
             Lengths for dimensions that the model names, such as ``{"batch": 8}``.
@@ -377,7 +382,7 @@ class ModelGraph(_Immutable):
         """
         from gpumem.planning.graph.onnx_models import read_model
 
-        graph, trouble = read_model(model, dims or {}, settings or {})
+        graph, trouble = read_model(model, {} if dims is None else dims, settings or {})
         if strict and trouble:
             raise ModelGraphError(trouble)
         return graph

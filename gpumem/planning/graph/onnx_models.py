@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias
 
-from gpumem._support.arguments import is_integer, unknown
+from gpumem._support.arguments import require, unknown, whole_number
 from gpumem._support.brackets import depth_of
 from gpumem._support.files import open_regular
 from gpumem.errors import ModelGraphError
@@ -43,6 +43,7 @@ def read_model(
     if not proto.HasField("graph"):
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: it holds no graph")
     _bind(proto.graph, dims)
+    _import_domains(proto)
     proto = _inlined(proto)
     _tidy(proto.graph)
     data_prop = _vectors_of(proto) <= _MAX_PROPAGATED
@@ -66,10 +67,14 @@ def _load(model: Any, settings: Mapping[str, object]) -> Any:
     if isinstance(model, onnx.ModelProto):
         require_bounded(model, settings)
         return _without_weights(model)
+    require("model", model, (str, os.PathLike, bytes), "a path, bytes or an onnx.ModelProto")
     try:
-        with open_regular(model) as file:
-            data = file.read()
-        kind = serialization.registry.get_format_from_file_extension(os.path.splitext(model)[1])
+        if isinstance(model, bytes):
+            data, kind = model, "protobuf"
+        else:
+            with open_regular(model) as file:
+                data = file.read()
+            kind = serialization.registry.get_format_from_file_extension(os.path.splitext(model)[1])
         depth = 0 if kind in (None, "protobuf") else depth_of(data.decode("utf-8", "replace"))
         if depth > _MAX_BRACKETS:
             raise ModelGraphError(f"it is nested {depth} deep, expected at most {_MAX_BRACKETS}")
@@ -115,6 +120,21 @@ def _without_weights(message: Any) -> Any:
 
 def _named(model: object) -> str:
     return repr(os.fspath(model)) if isinstance(model, str | os.PathLike) else "the model"
+
+
+def _import_domains(proto: Any) -> None:
+    """Write ONNX's domain in one way, and import the domains of nodes that the model lacks."""
+    import onnx
+
+    latest = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
+    for part in (proto, *proto.functions):
+        nodes = [node for graph in _graphs_of(getattr(part, "graph", part)) for node in graph.node]
+        for named in (*nodes, *part.opset_import):
+            if named.domain == "ai.onnx":
+                named.domain = ""
+        lacking = {node.domain for node in nodes} - {one.domain for one in part.opset_import}
+        for domain in sorted(lacking):
+            part.opset_import.add(domain=domain, version=latest.get(domain, 1))
 
 
 def _inlined(proto: Any) -> Any:
@@ -257,7 +277,7 @@ def _trouble(proto: Any, data_prop: bool) -> str:
 
     versions = {one.domain: one.version for one in proto.opset_import}
     try:
-        _check_nodes(proto.graph, versions | {"": versions.get("", versions.get("ai.onnx", 1))})
+        _check_nodes(proto.graph, versions)
         onnx.shape_inference.infer_shapes(
             proto, check_type=True, strict_mode=True, data_prop=data_prop
         )
@@ -277,11 +297,10 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
     import onnx
 
     for node in graph.node:
-        domain = "" if node.domain == "ai.onnx" else node.domain
         try:
-            schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+            schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
         except onnx.defs.SchemaError:
-            if domain in ("", "ai.onnx.ml"):
+            if node.domain in ("", "ai.onnx.ml"):
                 raise
             continue  # an operator of another domain has no schema
         given = {attribute.name for attribute in node.attribute}
@@ -301,8 +320,10 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
 
 def _bind(graph: Any, dims: Mapping[str, int]) -> None:
     """Set the lengths of named dimensions, in inputs, outputs and inferred values."""
+    require("dims", dims, Mapping, "a Mapping of names to lengths")
     for name, length in dims.items():
-        if not is_integer(length, 0, (1 << 63) - 1):
+        number = whole_number(length)
+        if number is None or not 0 <= number < 1 << 63:
             raise ModelGraphError(
                 f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1"
             )
@@ -417,7 +438,7 @@ def _weight(name: str, tensor: Any, dims: Iterable[int] | None = None) -> Descri
 
 
 def _is_constant(node: Any) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+    return node.op_type == "Constant" and not node.domain
 
 
 def _constant(node: Any) -> Described:
