@@ -80,8 +80,8 @@ cdef class Budget:
         drop caches, shrink arenas. See Notes.
     node : str, optional
         A name that processes of this machine share, such as ``"gpu0"``, or one below it such as
-        ``"gpu0/tenant-a"``; ``"cuda:0"``, or a GPU's UUID, is of that GPU, whose free memory it
-        cannot exceed either.
+        ``"gpu0/tenant-a"``; ``"cuda:0"``, or a GPU's UUID, is of that GPU, and its free memory is a
+        limit, too.
         `limit` then holds for all of them together. None as the limit keeps the one that the name
         has. This process leases from the node in chunks of up to 256 MiB, and returns what it does
         not use when another process lacks memory.

@@ -484,7 +484,8 @@ class OutOfMemoryReport:
         The one or two remedies that fit the numbers, the better first.
     lacks : str
         What the process ran out of, if not memory: ``"file descriptors"``, ``"memory mappings"``,
-        ``"address space"``, ``"private writable memory"``, ``"locked memory"``; else empty.
+        ``"address space"``, ``"private writable memory"``, ``"locked memory"``,
+        ``"room in files"``; else empty.
     """
 
     memory: str

@@ -191,13 +191,29 @@ arena.allocate(4 << 20).close()
 """
 
 
+FILES = """
+import resource
+import gpumem
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+for nbytes, shareable in ((10, False), (8 << 20, False), (8 << 20, True)):
+    try:
+        gpumem.Arena("host").allocate(nbytes, shareable=shareable)
+    except gpumem.OutOfMemoryError as error:
+        assert error.report.lacks == "room in files" and "ulimit -f" in error.advice, error
+    else:
+        raise AssertionError
+"""
+
+
 @pytest.mark.parametrize("left", [60, 300])
 def test_a_refusal_names_the_limit_on_mappings(left):
     child.run_quietly(LIBC + MAPPINGS, str(left))
 
 
-@pytest.mark.parametrize("script", [ALL_ADDRESSES, LOCKED, PRIVATE], ids=["all", "lock", "data"])
-def test_a_refusal_names_addresses_locked_or_private_memory(script):
+@pytest.mark.parametrize(
+    "script", [ALL_ADDRESSES, LOCKED, PRIVATE, FILES], ids=["all", "lock", "data", "files"]
+)
+def test_a_refusal_names_addresses_files_locked_or_private_memory(script):
     child.run_quietly(LIBC + script)
 
 

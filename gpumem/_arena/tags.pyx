@@ -73,7 +73,7 @@ cdef Tag find_or_open(Arena arena, str name, str asleep):
     tag.arena = open_tag(arena, name)
     if arena.tags is None:
         arena.tags = {}
-    # Another thread may have opened it first. Or it closes the arena, whose tags it then lists.
+    # Another thread may have opened it first. Or it closes the arena and has listed its tags.
     if arena_admits(arena.core) == ARENA_CLOSED:
         raise_status(arena, 0, 0, arena.default_slot, ARENA_CLOSED)
     return arena.tags.setdefault(name, tag)

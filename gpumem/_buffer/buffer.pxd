@@ -88,7 +88,7 @@ cdef class Buffer:
     cdef uint64_t awaited               # more than one of these: the CPU has waited for its work
     cdef Lease* shared                  # NULL until a view shares the memory
 
-# TypeError for an object whose __init__ did not run, or did not call its base's.
+# TypeError for an object if its __init__ did not run, or did not call its base's.
 cdef int require_made(ResourceBase resource) except -1
 cdef int refuse_forgotten(ResourceBase resource) except -1
 # Wraps a block that was just allocated. `handle` is the resource's own name for it.

@@ -112,8 +112,8 @@ cdef class MemoryResource(ResourceBase):
     Notes
     -----
     The two methods are called with the device of `memory` current. They may be called from any
-    thread that runs Python, by several at once. A block whose last view was dropped on another
-    thread is freed soon after, on the main thread or in the next call of this resource.
+    thread that runs Python, by several at once. If another thread drops the last view of a block,
+    it is freed soon after, on the main thread or in the next call of this resource.
     `deallocate_raw` is not called after the interpreter has begun to end, and neither method in a
     fork's child, which makes its own resource.
 
@@ -196,7 +196,7 @@ cdef class MemoryResource(ResourceBase):
         nbytes : int
             Bytes, at least 1.
         stream : Stream
-            The stream whose work uses the block first. The block may be used by work that is
+            The stream that uses the block first. The block may be used by work that is
             queued on it from now on, and by no other.
 
         Returns

@@ -187,8 +187,8 @@ cdef class Stream:
         Parameters
         ----------
         event : Event or TimelinePoint
-            An event of this device or another one of its type; or any object whose
-            ``enqueue_wait(stream)`` queues the wait, as a timeline's point does.
+            An event of this device or another one of its type; or any object with
+            ``enqueue_wait(stream)``, which queues the wait, as a timeline's point has.
 
         Raises
         ------

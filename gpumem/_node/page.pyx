@@ -606,7 +606,7 @@ cdef void close_page(NodeCore* node) noexcept nogil:
 
 
 cdef int open_page(NodeCore* node, bint make) noexcept nogil:
-    """Open the file, check whose it is, and take the lock of those that change names."""
+    """Open the file, check its owner, and take the lock of those that change names."""
     cdef uint64_t until = clock_ns() + JOIN_WAIT
     cdef int outcome = open_once(node, make)
     # It was removed meanwhile, or its maker is about to let the group use it.

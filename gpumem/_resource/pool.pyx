@@ -65,7 +65,7 @@ cdef class DriverPool(MemoryResource):
     Parameters
     ----------
     device : Device, MemoryInfo or str
-        A device whose capability ``memory_pools`` holds.
+        A device with the capability ``memory_pools``.
     config : PoolConfig or Mapping, optional
         Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`, for its memory.
     **settings

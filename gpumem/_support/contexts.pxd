@@ -33,7 +33,7 @@ cdef uint16_t innermost_label(bint may_wait) noexcept nogil
 cdef void begin_foreign_lock() noexcept nogil
 cdef void end_foreign_lock() noexcept nogil
 
-# What a block opens; for one entry of one block.
+# The object that a block opens; for one entry of one block.
 cdef class Opened:
     cdef OpenTag tag
     cdef readonly object value          # what the block yields

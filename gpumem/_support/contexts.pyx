@@ -123,7 +123,7 @@ def opened_values(variable):
 
 
 cdef class Opened:
-    """What a block opens."""
+    """The object that a block opens."""
 
     def __init__(self, value=None, label=0):
         self.value = value

@@ -18,6 +18,7 @@ _NEAR = 256  # mappings; a refused request has undone as many steps at most
 _KEPT = 4  # mappings; shared ones, which never merge, and without memory, as nothing is written
 _PIECE = 4096  # bytes of a file that are read at a time
 _ALIGNMENT = 64 << 20  # bytes that a request maps in addition to its own and to tables, at most
+_PAGE = 2 << 20  # bytes of the smallest file that is the memory of blocks
 _ADDRESSES = 1 << 47  # bytes that Linux has for a process
 _LIMITS = (
     (resource.RLIMIT_AS, b"VmSize:", "address space", "RLIMIT_AS", "-v"),
@@ -58,13 +59,25 @@ def lacking(nbytes: int) -> tuple[str, str] | None:
     >>> lacking(1 << 20) is None
     True
     """
-    return _descriptors() or _bytes(nbytes) or _mappings()
+    return _files(nbytes) or _bytes(nbytes) or _mappings()
 
 
-def _descriptors() -> tuple[str, str] | None:
+def _files(nbytes: int) -> tuple[str, str] | None:
+    # Memory of the host device, and shareable memory, is files.
     try:
-        os.close(os.memfd_create("gpumem"))
+        number = os.memfd_create("gpumem")
+        try:
+            os.ftruncate(number, max(nbytes, _PAGE))  # takes no memory
+        finally:
+            os.close(number)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            return (
+                "room in files",
+                f"RLIMIT_FSIZE allows files of {format_size(limit)}, also for memory that is a "
+                "file: raise the limit (ulimit -f)",
+            )
         if error.errno == errno.EMFILE:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (

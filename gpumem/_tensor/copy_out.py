@@ -26,7 +26,7 @@ from gpumem._tensor.create import copy
 from gpumem._tensor.imports import asarray, buffer_on_stream, tensor_on_stream
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device
-from gpumem.errors import ConfigError, CopyOutError
+from gpumem.errors import ConfigError, CopyOutError, GpumemError
 
 # NumPy's name of a dtype, which ml_dtypes extends, and that of the file format.
 _CODES = {
@@ -230,14 +230,30 @@ def _tagged_blocks(
 
 def _named_tensors(given: Mapping[Any, Any], accesses: Accesses) -> Iterator[tuple[str, Tensor]]:
     streams: dict[Device, Stream] = {}
-    for name, array in _flat(given, ""):
-        tensor = asarray(array.detach() if hasattr(array, "detach") else array)
+    # All of them first: PyTorch may copy one, and the streams come after that.
+    for name, tensor in [(name, stored_tensor(name, array)) for name, array in _flat(given, "")]:
         if tensor.dtype.name not in _CODES:
             raise TypeError(f"{name} has dtype {tensor.dtype}, which safetensors does not have")
         accesses.add(tensor.buffer)
         if tensor.device not in streams:
             streams[tensor.device] = _stream_after_work(tensor.device)
         yield name, tensor_on_stream(tensor, streams[tensor.device])
+
+
+def stored_tensor(name: str, array: Any) -> Tensor:
+    """Return a tensor over an array that is to be stored; a refusal names it.
+
+    PyTorch exports no tensor that requires a gradient or is conjugated, and a negated one as if it
+    were not.
+    """
+    try:
+        if hasattr(array, "resolve_neg"):
+            array = array.detach().resolve_conj().resolve_neg()
+        return asarray(array)
+    except GpumemError:
+        raise
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} cannot be exported: {error}") from error
 
 
 def _flat(given: Mapping[Any, Any], before: str) -> Iterator[tuple[str, Any]]:

@@ -298,12 +298,12 @@ def copy(dst, src, stream=None):
     ----------
     dst, src : array
         A Tensor, a Buffer (bytes), a NumPy array, an object with ``__dlpack__``,
-        ``__cuda_array_interface__`` or the buffer protocol. What a producer has queued comes
-        first, by those protocols' rules.
+        ``__cuda_array_interface__`` or the buffer protocol. Work that a producer has queued
+        comes first, by those protocols' rules.
     stream : stream, optional
         Where the copy is queued, of `dst`'s device or `src`'s; of any device if both are memory of
-        the CPU. None: the stream of the buffer, of `dst`'s first, whose memory is a GPU's own, else
-        of `dst`'s if its device is a GPU, else of `src`'s; and between memory of the CPU no stream.
+        the CPU. None: the stream of the buffer in a GPU's own memory, of `dst`'s first, else of
+        `dst`'s if its device is a GPU, else of `src`'s; and between memory of the CPU no stream.
 
     Raises
     ------

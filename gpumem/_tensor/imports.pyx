@@ -44,8 +44,8 @@ def from_dlpack(x, *, device=None, copy=None, stream=None):
     """Return a tensor over the memory of a DLPack producer: NumPy, PyTorch, CuPy, JAX, ...
 
     The tensor and its views keep the producer's memory. The producer orders its pending work before
-    the stream that the tensor belongs to. What gpumem does with the tensor on other streams is
-    ordered around that stream, too: name one where the legacy default stream has other work to do.
+    the stream that the tensor belongs to. Work of gpumem on other streams is ordered around that
+    stream, too: name one where the legacy default stream has other work to do.
     The CPU's memory belongs to no stream unless one is named: only what gpumem does with the same
     bytes later comes after a copy.
 
@@ -440,7 +440,7 @@ def _memory_at(address):
 # ---- Buffers over memory of other libraries ------------------------------------------------------
 
 
-# The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
+# The owner of the memory: a DLPack producer's tensor, with a deleter to call, or an object.
 cdef struct ForeignOwner:
     void* managed
     bint versioned

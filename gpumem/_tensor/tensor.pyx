@@ -812,7 +812,7 @@ cdef object hold_elements(Tensor tensor):
 
 cdef MemoryResource resource_beside(Tensor tensor):
     # Memory that gpumem did not allocate has no resource that could allocate more of it.
-    # The buffer's own resource may be an adaptor, whose limits then count the copy, too.
+    # The buffer's own resource may be an adaptor: its limits then count the copy, too.
     if tensor.buffer.home.is_foreign:
         return serving(tensor.buffer.home.memory)
     return <MemoryResource>tensor.buffer.resource
@@ -912,7 +912,7 @@ cdef int find_words(Tensor tensor) except -1:
         if tensor.steps[i] < 0:
             raise BufferError(f"strides {tensor.strides} are negative, which not every DLPack "
                               "consumer takes: copy it first, with .contiguous() or copy=True")
-        # DLPack counts in elements, whose size is a power of two where it has a name for them.
+        # DLPack counts in elements; where it has a name for them, their size is a power of two.
         if tensor.steps[i] & (element.itemsize - 1):
             raise BufferError(f"strides {tensor.strides} are not multiples of {element.itemsize} "
                               "bytes: copy it first, with .contiguous() or copy=True")

@@ -151,7 +151,7 @@ def use_h200_costs(bint on):
 def find_misuse(bint on):
     """Search for use after free, wrong contexts, unordered access and leaks from now on.
 
-    Every allocation gets pages of its own, whose addresses are never used again.
+    Every allocation gets pages of its own, with addresses that are never used again.
     """
     with nogil:
         controls.find_misuse(on)

@@ -9,7 +9,7 @@ import time
 
 from gpumem.interop.keeper import peer_of
 
-MIN_SECONDS = 0.001  # of a call whose deadline has passed
+MIN_SECONDS = 0.001  # of a call after its deadline
 
 
 def limit_until(peer: socket.socket, until: float) -> None:

@@ -30,8 +30,9 @@ from gpumem._support.arguments import refuse, require, require_each
 from gpumem._support.closing import Closable
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted, shown
-from gpumem._tensor import Tensor, asarray, empty
+from gpumem._tensor import Tensor, empty
 from gpumem._tensor import copy as copy_elements
+from gpumem._tensor.copy_out import stored_tensor
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     BadHandleError,
@@ -208,8 +209,7 @@ def seal(
                 refuse(f"tensors[{key!r}]", each, "an array, or a tuple of a shape and a dtype")
             forms[key] = (*each, where or MemoryInfo.parse("host"))
         else:
-            # PyTorch exports no tensor that requires a gradient.
-            array = arrays[key] = asarray(each.detach() if hasattr(each, "detach") else each)
+            array = arrays[key] = stored_tensor(key, each)
             forms[key] = (array.shape, array.dtype, where or _home(array))
     making = UnsealedSet(name, forms, digest, budget, seconds)
     for key, array in arrays.items():

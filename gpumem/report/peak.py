@@ -26,7 +26,7 @@ __all__ = ["Change", "Group", "Peak", "peak"]
 Source: TypeAlias = Trace | Snapshot | str | os.PathLike[str]
 """A run that reports and peaks are made of."""
 _SITES = ("stack", "owner")
-"""What the blocks of two runs are compared by, the first that both have."""
+"""The blocks of two runs are compared by the first of these that both have."""
 
 
 class Group(NamedTuple):

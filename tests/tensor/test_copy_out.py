@@ -270,6 +270,20 @@ def test_what_cannot_be_copied_is_refused_by_its_name(arena, tensors, error, tex
         arena.copy_out(tensors)
 
 
+def test_tensor_that_pytorch_cannot_export_is_refused_by_its_name(arena):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(TypeError, match=r"a\.b cannot be exported: .*torch\.strided"):
+        arena.copy_out({"a": {"b": torch.eye(3).to_sparse()}})
+
+
+def test_conjugated_and_negated_tensors_have_their_values(arena):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    number = torch.tensor([1 + 2j, 3 + 4j], requires_grad=True).conj()
+    arrays = arena.copy_out({"whole": number, "part": number.imag}).wait()
+    assert arrays["whole"].tolist() == [1 - 2j, 3 - 4j]
+    assert arrays["part"].tolist() == [-2, -4]
+
+
 def test_name_that_is_no_unicode_is_refused_before_a_file_is_made(arena, tmp_path):
     with pytest.raises(ValueError, match="surrogates"):
         arena.copy_out({"\ud800": np.ones(1)}, tmp_path / "model")

@@ -62,7 +62,7 @@ cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot)
 
 # ---- Graph pools: memory that a graph may write whenever it is launched --------------------------
 #
-# A *graph pool* is an arena of its own, a child of the one whose stream is captured: a slot for
+# A *graph pool* is an arena of its own, a child of the captured stream's: a slot for
 # each captured stream and no reuse between them, so that it neither records nor polls events, and
 # memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together.
 # The pool of a paged arena has pages, which move as the arena's do but keep every view: the graph's

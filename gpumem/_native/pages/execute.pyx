@@ -153,8 +153,7 @@ cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
 
 cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
     # Releases memory without a view: of pages that are released, and after a refusal of new pages
-    # that are not mapped, or whose active view was unmapped; the dormant one was unmapped before
-    # it.
+    # that are not mapped, or that lost their active view; the dormant one was unmapped before it.
     cdef uint32_t i
     cdef const Action* action
     for i in range(plan.count):

@@ -68,9 +68,10 @@ def _load(model: Any, settings: Mapping[str, object]) -> Any:
         require_bounded(model, settings)
         return _without_weights(model)
     require("model", model, (str, os.PathLike, bytes), "a path, bytes or an onnx.ModelProto")
+    kind = None
     try:
         if isinstance(model, bytes):
-            data, kind = model, "protobuf"
+            data = model
         else:
             with open_regular(model) as file:
                 data = file.read()

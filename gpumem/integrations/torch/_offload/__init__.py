@@ -111,7 +111,7 @@ class _Record:
 
 
 class _Saved:
-    """What autograd holds in place of a tensor: the tensor, or its place in a record."""
+    """Autograd holds it in place of a tensor: it has the tensor, or its place in a record."""
 
     def __init__(self, tensor: Any, record: _Record | None) -> None:
         self.record = record
@@ -400,7 +400,7 @@ class Offload:
                 try:
                     self._bring(record)
                 except self._torch.OutOfMemoryError:
-                    break  # it comes back when it is needed
+                    break  # it is copied when it is needed
                 live += record.nbytes
             self._coming.popleft()
 

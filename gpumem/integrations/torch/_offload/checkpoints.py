@@ -61,7 +61,7 @@ def _by_position(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return a call whose keyword tensors follow its positional arguments."""
+    """Return a call with its keyword tensors after its positional arguments."""
     names = [name for name, each in kwargs.items() if isinstance(each, torch.Tensor)]
 
     count = len(args)
