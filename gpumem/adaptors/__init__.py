@@ -16,6 +16,7 @@ Each adaptor has a short name: `limit` is `LimitAdaptor`, `log` is `LogAdaptor`,
 
 from __future__ import annotations
 
+from gpumem._support.signatures import published
 from gpumem.adaptors.annotations import AnnotateAdaptor, annotate
 from gpumem.adaptors.failures import FailureAdaptor, on_failure
 from gpumem.adaptors.fallbacks import FallbackAdaptor, fallback
@@ -39,4 +40,4 @@ __all__ = [
     "on_failure",
     "track",
 ]
-__dir__ = __all__.copy
+__dir__ = published(globals())

@@ -120,7 +120,7 @@ def size_or_share(
     if not is_share(text):
         return size(context, option, text)
     try:
-        share_of(f"--{option.name}", str(text), 0)
+        share_of(option.opts[0], str(text), 0)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
     return text

@@ -316,7 +316,7 @@ def record(
         all tags. None: every resource of the process, also those made later.
     path : str or path, optional
         A file, which is overwritten, begins with the blocks that are live, and grows by 48 bytes
-        per event; `gpumem._events.events` describes it. If the process is killed, the file holds
+        per event, which `read` reads. If the process is killed, the file holds
         the events until then. None: a ring in memory.
     capacity : int, optional
         Number of events in a ring, rounded up to a power of two; new events overwrite the oldest.

@@ -479,6 +479,7 @@ def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_pat
         (["--node-limit", "gpu 0=20GiB", sys.executable], "invalid node = 'gpu 0'"),
         (["--node-limit", "gpu0=80%", sys.executable], "limit = '80%': expected bytes"),
         (["--pinned=0%", "x.py"], "above 0% and at most 100%"),
+        (["--max-mem", "180%", "x.py"], "invalid --max-mem = '180%': expected a percentage"),
         (["--offload=101%", "x.py"], "above 0% and at most 100%"),
         (["--stacks", "nan", "x.py"], "'nan' is not a valid number from 0 to 1"),
         ([], "PROGRAM"),
