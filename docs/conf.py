@@ -190,7 +190,7 @@ class OutputOf(Directive):
     final_argument_whitespace = True
 
     def run(self):
-        """Run the program; one that fails is an error of the pages, unless it lacks a package."""
+        """Run the program; one that fails is an error of the pages."""
         done = subprocess.run(
             [sys.executable, *self.arguments[0].split()],
             cwd=Path(__file__).resolve().parents[1],
@@ -199,12 +199,9 @@ class OutputOf(Directive):
             timeout=120,
             check=False,
         )
-        said = done.stdout
         if done.returncode:
-            *_, said = done.stderr.splitlines() or [""]
-            if not said.startswith("ModuleNotFoundError"):
-                raise self.error(f"{self.arguments[0]} failed: {done.stderr}")
-        shown = f"$ python {self.arguments[0]}\n{said}"
+            raise self.error(f"{self.arguments[0]} failed: {done.stderr}")
+        shown = f"$ python {self.arguments[0]}\n{done.stdout}"
         return [nodes.literal_block(shown, shown, language="console")]
 
 

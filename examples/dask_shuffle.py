@@ -13,10 +13,15 @@ import logging
 import sys
 
 import numpy as np
-from distributed import Client, LocalCluster, wait
 
 import gpumem
 from gpumem.integrations import dask as gpumem_dask
+
+try:
+    from distributed import Client, LocalCluster, wait
+except ImportError as error:
+    print(f"this example needs Dask's distributed: {error}")
+    sys.exit()
 
 MIB = 1 << 20
 TENSORS = 6

@@ -11,15 +11,21 @@ onnxruntime; on a GPU onnxruntime-gpu.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 
 import gpumem
 from gpumem.integrations import onnxruntime as gpumem_ort
 from gpumem.planning import ModelGraph, partition, plan_memory
+
+try:
+    import onnx
+    import onnxruntime as ort
+except ImportError as error:
+    print(f"this example needs onnx and onnxruntime: {error}")
+    sys.exit()
 
 ROWS, WIDTH, LAYERS = 64, 256, 4
 KIB = 1 << 10

@@ -14,15 +14,20 @@ Needs ``pip install vulkan`` and a Vulkan driver; without a GPU Mesa's software 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from shared_timeline import Bridge, SharedTimeline
-from vulkan_device import VulkanDevice
-
 import gpumem
 from gpumem.interop import ExternalMemory, HostTimeline, Importer
+
+try:
+    from shared_timeline import Bridge, SharedTimeline
+    from vulkan_device import VulkanDevice
+except (ImportError, OSError) as error:  # OSError: the package is there, Vulkan's loader is not
+    print(f"this example needs the package vulkan and Vulkan's loader: {error}")
+    sys.exit()
 
 HEIGHT, WIDTH = 480, 640
 GREY = 0x3E800000  # 0.25 as a 32-bit float; one more in its exponent is twice as much

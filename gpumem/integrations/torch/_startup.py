@@ -230,7 +230,8 @@ def _write(options: Options) -> None:
     elif not torch.status().enabled:
         _report(
             f"{page}: not written: no block was allocated through gpumem; without a GPU, a page "
-            "shows the arenas that the program makes itself"
+            "shows the arenas that the program makes itself, and `gpumem predict -o FILE SCRIPT` "
+            "records what PyTorch would allocate on one, for `gpumem report FILE`"
         )
     if missing:
         _report(f"{page}: {processes.text_of(missing)}")
