@@ -27,6 +27,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
 
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import visible
 from gpumem.device import Device, device_of_uuid, uuid_of
 from gpumem.errors import NodeError
 from gpumem.stats import BudgetLevel, NodeHolder
@@ -159,7 +160,7 @@ cdef bint is_below(str name, str above):
 
 
 cdef str text_of(const NodeName* name):
-    return name.text.decode("ascii", "replace")
+    return visible(name.text.decode("ascii", "replace"))    # another process may write anything
 
 
 cdef void call_relieve(NodeCore* node, uint64_t nbytes) noexcept with gil:

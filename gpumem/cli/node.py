@@ -10,7 +10,6 @@ from rich.console import Console
 
 from gpumem._node import NodeView, node_files
 from gpumem._support.sizes import format_size, parse_size
-from gpumem._support.texts import visible
 from gpumem.cli.output import json_option, present
 from gpumem.errors import ConfigError, NodeError
 from gpumem.stats import NodeHolder
@@ -86,7 +85,7 @@ def show(console: Console, facts: dict[str, Any]) -> None:
             console.print(each["error"], markup=False)
         for level in each["names"]:
             of = "no limit" if level["limit"] is None else f"of {format_size(level['limit'])}"
-            text = f"{visible(level['name'])}: {format_size(level['used'])} leased, {of}"
+            text = f"{level['name']}: {format_size(level['used'])} leased, {of}"
             console.print("  " * level["name"].count("/") + text, markup=False)
             for holder in each["processes"]:
                 if holder["name"] == level["name"]:

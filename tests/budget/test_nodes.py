@@ -150,10 +150,7 @@ def test_process_of_another_pid_namespace_is_named_as_such(node, other):
         for at in range(4096, len(page), 128)
         if int.from_bytes(page[at + 36 : at + 40], "little") == other.process.pid
     )
-    slot = bytearray(page[place : place + 128])
-    slot[120:] = (7).to_bytes(8, "little")
-    slot[:8] = checksum_of(slot).to_bytes(8, "little")
-    overwrite(page_of(node), place, slot)
+    overwrite(page_of(node), place, changed(page[place : place + 128], 120, b"\7" + bytes(7)))
     (holder,) = NodeView(node).read()[1]
     assert not holder.is_here
     named = f"process {other.process.pid} of another PID namespace: 40.0 MiB"
@@ -163,12 +160,21 @@ def test_process_of_another_pid_namespace_is_named_as_such(node, other):
     other.send(signal.SIGCONT)
 
 
-def checksum_of(record: bytes) -> int:
+def changed(record: bytes, offset: int, data: bytes) -> bytes:
+    """Return a record with other bytes and their checksum."""
+    record = record[:offset] + data + record[offset + len(data) :]
     total = 0x9E3779B97F4A7C15
     for (word,) in struct.iter_unpack("<Q", record[8:]):
         total = (total ^ word) * 0x100000001B3 & (1 << 64) - 1
         total ^= total >> 29
-    return total | 1
+    return (total | 1).to_bytes(8, "little") + record[8:]
+
+
+def test_name_that_another_program_wrote_is_shown_without_control_characters(node):
+    Budget("64MiB", node=f"{node}/a")
+    record = page_of(node).read_bytes()[256:384]
+    overwrite(page_of(node), 256, changed(record, 24, b"\x1b]0;x\7\0"))
+    assert NodeView(node).read()[0][1].name == r"\x1b]0;x\x07"
 
 
 def test_fork_child_has_a_slot_of_its_own(node, other):
