@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from helpers import child
+from helpers.arrays import fill, holds
 from helpers.threads import in_threads, with_a_context_stack_of_its_own
 from helpers.waiting import wait_until
 
@@ -62,6 +63,38 @@ def test_small_pinned_region_is_allocated_by_the_driver(make_arena, host):
     make_arena(EXACT, PINNED).allocate(2 * MIB - 256).close()
     after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
     assert after == (before[0], before[1] + 1)
+
+
+@pytest.fixture
+def kept(make_arena):
+    """An arena that has kept 40 MiB for its next sleep."""
+    arena = make_arena()
+    with arena.allocate(40 * MIB):
+        arena.sleep()
+        arena.wake()
+        yield lambda: arena.stats().kept_for_sleep
+
+
+def test_host_memory_kept_for_sleep_is_released_before_a_refusal(make_arena, host, kept):
+    pinned = make_arena({"max_mem": 16 * MIB}, PINNED)
+    with pinned.allocate(10 * MIB), pytest.raises(gpumem.OutOfMemoryError):
+        pinned.allocate(10 * MIB)
+    assert kept() == 40 * MIB, "it does not help against a limit"
+    host.fail("cuMemHostRegister", 1, OUT_OF_MEMORY)
+    with pinned.allocate(11 * MIB):
+        assert kept() == 0
+
+
+def test_host_memory_kept_for_sleep_gives_way_to_the_sleep_of_another_arena(make_arena, host, kept):
+    other = make_arena()
+    with other.allocate(40 * MIB) as block:
+        fill(block, 7)
+        host.fail("cuMemHostRegister", 1, OUT_OF_MEMORY)
+        other.sleep()
+        assert kept() == 0
+        other.wake()
+        assert holds(block, 7)
+    other.check_invariants()
 
 
 def test_page_population_leaves_no_thread(make_arena):

@@ -36,9 +36,11 @@ cdef void arenas_release_after_work() noexcept nogil
 # lock.
 cdef bint devices_are_quiet() noexcept nogil
 # The last step of an allocation that found no memory: releases idle memory that the driver releases
-# only when the device is idle, once all devices are quiet. ARENA_OK: some was released, try again.
-# ARENA_OVER_LIMIT: there is none, or `until` (ns of the monotonic clock) has passed.
-cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil
+# only when the device is idle, once all devices are quiet. If `status` is a refusal of the driver,
+# also the host memory that arenas have kept for their next sleep. ARENA_OK: some was released, try
+# again. ARENA_OVER_LIMIT: there is none, or `until` (ns of the monotonic clock) has passed.
+cdef int release_once_quiet(ArenaCore* arena, int status, uint32_t flags,
+                            uint64_t until) noexcept nogil
 
 # Makes pages of a paged arena for `nbytes` more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil

@@ -2,7 +2,6 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memset
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_join_as, arena_level_init, check_level, check_tables, family_reserved, finish_allocate,
@@ -13,7 +12,7 @@ from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.arena.detours cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.family cimport (
-    arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired, child_leave,
+    arena_drop, arena_retain, arena_retire, arenas_find, arenas_take_retired, child_leave, Found,
     part_next, pool_join, tag_next, tag_now,
 )
 from gpumem._native.arena.growth cimport (
@@ -23,7 +22,7 @@ from gpumem._native.arena.release cimport (
     give_up_views, has_waiting, release_all_idle, release_idle, release_one, release_retired,
     release_waiting, trim_pages,
 )
-from gpumem._native.arena.sleep cimport copy_forget
+from gpumem._native.arena.sleep cimport arenas_release_kept, copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_done_streams, complete_streams, destroy_events, drain_streams, find_idle,
@@ -32,11 +31,11 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ALLOCATE_NO_WAIT, apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use,
-    ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
-    arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED,
-    family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT,
-    root_of, SHARED_BLOCK, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
+    ALLOCATE_NO_WAIT, apart_bytes, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_has_memory, ARENA_IN_USE,
+    arena_in_use, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
+    arena_reserved, arena_reserved_now, ARENA_STALE, ArenaCore, ArenaSettings, Block,
+    EXTEND_SAME_AS_REQUESTED, family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE,
+    REUSE_NEVER, REUSE_WAIT, root_of, SHARED_BLOCK, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing, backing_init, HOST_PAGE, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
@@ -50,18 +49,17 @@ from gpumem._native.driver cimport (
     CUuserObject,
 )
 from gpumem._native.pages cimport (
-    budget_init, pages_are_exportable, Space, space_create, space_destroy, space_reserves,
-    space_restore,
+    budget_init, kept_for_sleep, pages_are_exportable, Space, space_create, space_destroy,
+    space_reserves, space_restore,
 )
 from gpumem._support.atomics cimport count_add, count_now, load32, load64, store32, store64, sum_add
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
-    event_source_close, event_source_name, event_source_open, event_sources_visit, EventSource,
-    is_recorded, OWNER_ARENA, REC_SHRINK,
+    event_source_close, event_source_name, event_source_open, is_recorded, OWNER_ARENA, REC_SHRINK,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release, lock_try
-from gpumem._support.memory cimport array_reserve, lines_alloc
+from gpumem._support.memory cimport lines_alloc
 from gpumem._support.retired cimport Retired
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -321,41 +319,18 @@ cdef bint release_all(ArenaCore* arena, bint with_wait) noexcept nogil:
 
 # ---- all arenas: whether their work is done, and what they do not use ----------------------------
 
-cdef struct Found:
-    ArenaCore** arenas          # each retained
-    uint32_t count
-    uint32_t room
-    bint failed
-
-
 cdef bint devices_are_quiet() noexcept nogil:
     # An event after all work of a context would invalidate every capture in it.
     cdef Found found
     cdef bint quiet
     cdef size_t i
-    memset(&found, 0, sizeof(found))
-    event_sources_visit(find_arena, &found)
+    arenas_find(&found)
     quiet = not found.failed
     for i in range(found.count):
         quiet = quiet and streams_are_idle(found.arenas[i])
         arena_drop(found.arenas[i])
     free(found.arenas)
     return quiet
-
-
-cdef void find_arena(EventSource* source, void* context) noexcept nogil:
-    # Caller holds the lock of the event sources, so that the driver is queried later.
-    cdef Found* found = <Found*>context
-    cdef ArenaCore* arena = <ArenaCore*>source.owner
-    if source.owner_is != OWNER_ARENA or not arena_retain_live(arena):
-        return
-    if not array_reserve(<void**>&found.arenas, &found.room, found.count + 1, 16,
-                         sizeof(ArenaCore*)):
-        found.failed = True
-        arena_drop(arena)
-        return
-    found.arenas[found.count] = arena
-    found.count += 1
 
 
 cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
@@ -366,8 +341,7 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
     cdef uint64_t released = 0
     cdef Found found
     cdef size_t i
-    memset(&found, 0, sizeof(found))
-    event_sources_visit(find_arena, &found)
+    arenas_find(&found)
     for i in range(found.count):
         if charges(found.arenas[i], level, asking):
             idle += idle_bytes(found.arenas[i])
@@ -426,17 +400,19 @@ cdef uint64_t release_idle_memory(ArenaCore* arena) noexcept nogil:
 release_idle_below = arenas_release_idle
 
 
-cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:
+cdef int release_once_quiet(ArenaCore* arena, int status, uint32_t flags,
+                            uint64_t until) noexcept nogil:
     # Only where the allocation's memory is of this kind: otherwise it would wait for memory of
     # other arenas.
     cdef CUstreamCaptureMode mode
     cdef uint64_t released
-    cdef bint stays
+    cdef bint stays, kept
     cdef int waited
     if not backing_for(arena, flags).waits:
         return ARENA_OVER_LIMIT
     arenas_release_retired(False, &stays)
-    if not stays and not has_waiting(arena):
+    kept = status == ARENA_DRIVER_REFUSED and load64(&kept_for_sleep) != 0
+    if not stays and not kept and not has_waiting(arena):
         return ARENA_OVER_LIMIT
     waited = wait_for_quiet(flags, until)
     if waited != ARENA_OK:
@@ -446,6 +422,8 @@ cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) no
     lock_acquire(&arena.grow_lock)
     released += release_waiting(arena)
     lock_release(&arena.grow_lock)
+    if kept:
+        released += arenas_release_kept()
     context_restore(arena.context, mode)
     return ARENA_OK if released else ARENA_OVER_LIMIT
 

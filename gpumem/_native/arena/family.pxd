@@ -8,7 +8,7 @@ fast path to ask which. The blocks of a graph pool have tags too: it has a pool 
 sleeps with the arena of its tag.
 """
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint32_t
 
 from gpumem._native.arena.types cimport ArenaCore, is_graph_pool, root_of
 from gpumem._native.arena.values cimport ArenaFront
@@ -22,6 +22,16 @@ cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef void arena_drop(ArenaCore* arena) noexcept nogil
 cdef void arena_retire(ArenaCore* arena) noexcept nogil
 cdef Retired* arenas_take_retired() noexcept nogil
+
+cdef struct Found:
+    ArenaCore** arenas          # each retained
+    uint32_t count
+    uint32_t room
+    bint failed
+
+# Finds all arenas of the process, with tags and graph pools. `failed`: for some there is no memory.
+# The caller drops each, and frees the list.
+cdef void arenas_find(Found* found) noexcept nogil
 
 # Counts an open tag of the arena, or subtracts one.
 cdef void tag_count(ArenaCore* arena, int32_t by) noexcept nogil

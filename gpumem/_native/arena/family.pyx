@@ -1,13 +1,16 @@
 """References of arenas, and their tags."""
 
 from libc.stdint cimport int32_t
+from libc.string cimport memset
 
 from gpumem._native.arena.types cimport ArenaCore, root_of
 from gpumem._native.budget cimport budget_move
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.atomics cimport count_add, count_retain_live, load64, publish_pointer
 from gpumem._support.contexts cimport open_tags, OpenLink
+from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.memory cimport array_reserve
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
 
@@ -40,6 +43,26 @@ cdef void arena_retire(ArenaCore* arena) noexcept nogil:
 
 cdef Retired* arenas_take_retired() noexcept nogil:
     return take_retired(&retired_arenas)
+
+
+cdef void arenas_find(Found* found) noexcept nogil:
+    memset(found, 0, sizeof(found[0]))
+    event_sources_visit(find_arena, found)
+
+
+cdef void find_arena(EventSource* source, void* context) noexcept nogil:
+    # Caller holds the lock of the event sources, so that the driver is queried later.
+    cdef Found* found = <Found*>context
+    cdef ArenaCore* arena = <ArenaCore*>source.owner
+    if source.owner_is != OWNER_ARENA or not arena_retain_live(arena):
+        return
+    if not array_reserve(<void**>&found.arenas, &found.room, found.count + 1, 16,
+                         sizeof(ArenaCore*)):
+        found.failed = True
+        arena_drop(arena)
+        return
+    found.arenas[found.count] = arena
+    found.count += 1
 
 
 cdef void forget_after_fork() noexcept nogil:

@@ -30,5 +30,7 @@ cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
 # Releases the host memory that an awake arena and its graph pools have kept for their next sleep.
 # Caller holds no lock.
 cdef void arena_release_kept(ArenaCore* arena) noexcept nogil
+# Releases it of all arenas but those that another thread, or this one, changes; returns the bytes.
+cdef uint64_t arenas_release_kept() noexcept nogil
 # Frees the copy; no thread uses the arena any more.
 cdef void copy_forget(ArenaCore* arena) noexcept nogil

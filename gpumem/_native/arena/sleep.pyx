@@ -1,10 +1,11 @@
 """Sleep and wake of one arena."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport free
 
 from gpumem._native.arena.bookkeeping cimport arena_charge, arena_reconcile, note_reserved
 from gpumem._native.arena.debug_heap.heap cimport heap_lock_drained, heap_unlock
-from gpumem._native.arena.family cimport arena_drop, pool_next
+from gpumem._native.arena.family cimport arena_drop, arenas_find, Found, pool_next
 from gpumem._native.arena.release cimport release_idle_beside, trim_pages
 from gpumem._native.arena.spans cimport spans_settle, spans_trim
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
@@ -18,17 +19,17 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport Bfc, BFC_OK, bfc_resolve, CHUNK_USED, handle_of, NIL, state_of
 from gpumem._native.driver cimport (
-    context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS, CUresult,
-    CUstreamCaptureMode,
+    context_enter, context_is_dead, context_leave, context_relax, context_restore, CUDA_SUCCESS,
+    CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_lacks, sleeper_release, sleeper_release_kept, sleeper_sleep, sleeper_wake, SleepPiece,
-    space_drop_dormant, space_list_pages, space_map_kept, span_list_bytes, span_list_pages,
-    span_uses, StorePlace,
+    kept_for_sleep, orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget,
+    sleeper_forget_pages, sleeper_lacks, sleeper_release, sleeper_release_kept, sleeper_sleep,
+    sleeper_wake, SleepPiece, space_drop_dormant, space_list_pages, space_map_kept, span_list_bytes,
+    span_list_pages, span_uses, STORE_HOST, StorePlace,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64
-from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
 
 
 cdef enum:
@@ -146,6 +147,10 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     elif arena_is_open(arena) or arena_state(arena) == STATE_FALLING:
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
+        if (status == ARENA_NO_COPY and place != NULL and place.kind == STORE_HOST
+                and arenas_release_kept()):
+            sleeper_forget(&arena.sleeper)
+            status = go_to_sleep(arena, place)
         settle(arena)
         if status != ARENA_OK and status != ARENA_HALF_ASLEEP:
             sleeper_forget(&arena.sleeper)
@@ -424,6 +429,23 @@ cdef void arena_release_kept(ArenaCore* arena) noexcept nogil:
         release_kept(pool)
         pool = pool_next(arena, pool)
     release_kept(arena)
+
+
+cdef uint64_t arenas_release_kept() noexcept nogil:
+    cdef uint64_t before = load64(&kept_for_sleep)
+    cdef ArenaCore* arena
+    cdef Found found
+    cdef uint32_t i
+    arenas_find(&found)
+    for i in range(found.count):
+        arena = found.arenas[i]
+        if not context_is_dead(arena.context) and lock_try(&arena.grow_lock):
+            if arena_is_open(arena):
+                sleeper_release_kept(&arena.sleeper)
+            lock_release(&arena.grow_lock)
+        arena_drop(arena)
+    free(found.arenas)
+    return before - min(before, load64(&kept_for_sleep))
 
 
 cdef void release_kept(ArenaCore* arena) noexcept nogil:

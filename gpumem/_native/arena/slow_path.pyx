@@ -170,7 +170,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         sum_add(&arena.num_waits, 1)
         waited = wait_for_any(arena, nbytes, stream_slot, flags, &until)
         if waited == ARENA_OVER_LIMIT:
-            waited = release_once_quiet(arena, flags, until)
+            waited = release_once_quiet(arena, status, flags, until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 
@@ -268,7 +268,7 @@ cdef int allocate_guarded(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     cdef int status = heap_allocate(arena, nbytes, stream_slot, flags, allocate_charged, block)
     if not memory_is_out(arena, nbytes, status):
         return status
-    waited = release_once_quiet(arena, flags, clock_ns() + arena.settings.oom_wait)
+    waited = release_once_quiet(arena, status, flags, clock_ns() + arena.settings.oom_wait)
     if waited == ARENA_OK:
         return heap_allocate(arena, nbytes, stream_slot, flags, allocate_charged, block)
     return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status

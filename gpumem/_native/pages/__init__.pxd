@@ -8,7 +8,8 @@ from gpumem._native.pages.plan cimport (
     plan_free, space_allocate_lower, space_plan, space_plan_trim, space_restore,
 )
 from gpumem._native.pages.sleep cimport (
-    FILE_FAILED, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
+    FILE_FAILED, kept_for_sleep, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget,
+    sleeper_forget_pages,
     sleeper_lacks, sleeper_release, sleeper_release_kept, sleeper_sleep, sleeper_wake, SleepPiece,
     STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )

@@ -121,6 +121,8 @@ cdef void sleeper_release(Sleeper* sleeper) noexcept nogil
 cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil
 # Removes the named pages, before pages are named anew.
 cdef void sleeper_forget_pages(Sleeper* sleeper) noexcept nogil
+# Bytes that all awake sleepers have kept (atomic).
+cdef uint64_t kept_for_sleep
 # Ends a sleep: forgets pages and pieces, and the store but for what is to be kept.
 cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil
 # Releases what an earlier sleep has kept. It is awake.

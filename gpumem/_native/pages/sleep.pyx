@@ -111,7 +111,7 @@ cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                                                         sleeper.nbytes)
     if sleeper.no_store:
         return CUDA_ERROR_OUT_OF_MEMORY
-    store64(&sleeper.kept, 0)
+    note_kept(sleeper, 0)
     code = context_enter(sleeper.context)
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
@@ -670,14 +670,19 @@ cdef uint64_t bytes_to_keep(const Store* store) noexcept nogil:
     return min(store.place.keep, (held + available) // 2 if available else held)
 
 
+cdef void note_kept(Sleeper* sleeper, uint64_t nbytes) noexcept nogil:
+    sum_add(&kept_for_sleep, nbytes - sleeper.kept)
+    store64(&sleeper.kept, nbytes)
+
+
 cdef void sleeper_release_kept(Sleeper* sleeper) noexcept nogil:
     store_close(&sleeper.store, 0)
-    store64(&sleeper.kept, store_bytes(&sleeper.store))
+    note_kept(sleeper, store_bytes(&sleeper.store))
 
 
 cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil:
     store_close(&sleeper.store, bytes_to_keep(&sleeper.store))
-    store64(&sleeper.kept, store_bytes(&sleeper.store))
+    note_kept(sleeper, store_bytes(&sleeper.store))
     store64(&sleeper.nbytes, 0)
     sleeper.copied = 0
     sleeper_forget_pages(sleeper)
