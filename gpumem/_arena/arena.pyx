@@ -1115,8 +1115,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         self.require_own()
         self.require_open()
         named = isinstance(tags, Mapping)
-        return copy_out(self, tags if named else None,
-                        [] if named else named_tags(self, tags), to, limit)
+        return copy_out(self, tags if named else None, named_tags(self, None if named else tags),
+                        to, limit)
 
     @property
     def asleep(self):

@@ -8,9 +8,11 @@ import json
 import os
 import secrets
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,7 @@ def copy_out(
         found = list(
             _tagged_blocks(arena, dict(arenas), accesses)
             if tensors is None
-            else _named_tensors(tensors, accesses)
+            else _named_tensors(tensors, arena, dict(arenas), accesses)
         )
         # The widest elements come first, so that all are aligned in the file.
         named = dict(sorted(found, key=lambda item: -item[1].itemsize))
@@ -228,16 +230,36 @@ def _tagged_blocks(
             numbers[block.tag] += 1
 
 
-def _named_tensors(given: Mapping[Any, Any], accesses: Accesses) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(
+    given: Mapping[Any, Any], arena: Arena, arenas: dict[str, Arena], accesses: Accesses
+) -> Iterator[tuple[str, Tensor]]:
     streams: dict[Device, Stream] = {}
     # All of them first: PyTorch may copy one, and the streams come after that.
-    for name, tensor in [(name, stored_tensor(name, array)) for name, array in _flat(given, "")]:
+    found = [(name, stored_tensor(name, array)) for name, array in _flat(given, "")]
+    for tag in _tags_of([tensor.ptr for _, tensor in found], arena):
+        accesses.add_home(arenas[tag])
+    for name, tensor in found:
         if tensor.dtype.name not in _CODES:
             raise TypeError(f"{name} has dtype {tensor.dtype}, which safetensors does not have")
         accesses.add(tensor.buffer)
         if tensor.device not in streams:
             streams[tensor.device] = _stream_after_work(tensor.device)
         yield name, tensor_on_stream(tensor, streams[tensor.device])
+
+
+def _tags_of(addresses: list[int], arena: Arena) -> set[str]:
+    """Return the tags of the arena's blocks at addresses, also of tensors of other libraries."""
+    used = sorted(
+        (one.address, one.address + one.allocated_nbytes, one.tag)
+        for one in arena.blocks()
+        if one.used
+    )
+    tags = set()
+    for address in addresses:
+        at = bisect_right(used, address, key=itemgetter(0)) - 1
+        if at >= 0 and address < used[at][1]:
+            tags.add(used[at][2])
+    return tags
 
 
 def stored_tensor(name: str, array: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -169,6 +170,23 @@ def test_sleep_is_refused_while_a_copy_runs_and_a_sleeping_tag_is_not_copied(are
         arena.copy_out("kept")
     arena.wake()
     del block
+
+
+def test_tag_of_another_librarys_tensor_stays_awake_while_it_is_copied(arena, held):
+    with arena.tag("kept"):
+        block = arena.allocate(MIB)
+    kept = np.frombuffer((ctypes.c_char * MIB).from_address(block.ptr), "u1")[5:]
+    copying = arena.copy_out({"kept": kept, "other": np.ones(5)})
+    with pytest.raises(InUseError, match="copy or fill"):
+        arena.sleep("kept")
+    arena.sleep("default")
+    arena.wake()
+    held.set()
+    copying.wait()
+    arena.sleep("kept")
+    with pytest.raises(gpumem.errors.AsleepError):
+        arena.copy_out({"kept": kept})
+    arena.wake()
 
 
 def test_cancelled_copy_leaves_the_earlier_file_and_nothing_else(arena, tmp_path, held):
