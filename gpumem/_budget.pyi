@@ -17,8 +17,8 @@ class Budget:
         name: str | None = None,
         on_pressure: _Callback | None = None,
         node: str | None = None,
-        priority: int = 0,
-        deadline: float = 1.0,
+        priority: int | None = None,
+        deadline: float | None = None,
     ) -> None: ...
     @property
     def node(self) -> str | None: ...

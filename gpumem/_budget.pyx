@@ -1,7 +1,7 @@
 """Budget: limits in a tree, shared by resources and users, and by processes of a node."""
 
-from math import isfinite
 from threading import get_ident
+from types import NoneType
 from weakref import WeakValueDictionary
 
 cimport cython
@@ -86,10 +86,11 @@ cdef class Budget:
         has. This process leases from the node in chunks of up to 256 MiB, and returns what it does
         not use when another process lacks memory.
     priority : int, optional
-        Of this process on the node, -2**31 to 2**31 - 1: those with lower ones are asked first.
+        Of this process under the name, -2**31 to 2**31 - 1: those with lower ones are asked first.
+        None: as an earlier budget of the name has it, at first 0.
     deadline : float, optional
         Seconds, above 0 to 3600, that a request waits for the other processes of the node to
-        release memory.
+        release memory. None: as an earlier budget of the name has it, at first 1.
 
     Attributes
     ----------
@@ -150,7 +151,7 @@ cdef class Budget:
     __signature__ = ClassSignature()
 
     def __cinit__(self, limit=MISSING, *excess, soft=None, parent=None, name=None,
-                  on_pressure=None, node=None, priority=0, deadline=1.0, **others):
+                  on_pressure=None, node=None, priority=None, deadline=None, **others):
         # `__init__` has the signature. This runs first, so it refuses what does not fit it.
         if excess or others or limit is MISSING:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
@@ -163,7 +164,7 @@ cdef class Budget:
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
-        if node is None and (priority, deadline) != (0, 1.0):
+        if node is None and (priority, deadline) != (None, None):
             raise ValueError("priority and deadline are a node's: expected node = ..., too")
         if node is not None:
             if parent is not None:
@@ -187,7 +188,7 @@ cdef class Budget:
             self.member.budgets.add(self)
 
     def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None, node=None,
-                 priority=0, deadline=1.0):
+                 priority=None, deadline=None):
         """Take the arguments that the class describes."""
         # __cinit__ has made it.
 
@@ -499,13 +500,13 @@ cdef NodeMember member_of(object name, uint64_t limit, object priority, object d
         raise TypeError(f"node must be a str, not {type(name).__name__}")
     given = priority
     priority = whole_number(priority)
-    if priority is None:
+    if priority is None and given is not None:
         raise TypeError(f"priority must be an integer, not {type(given).__name__}")
-    if not -1 << 31 <= priority < 1 << 31:
+    if priority is not None and not -1 << 31 <= priority < 1 << 31:
         raise ValueError(f"invalid priority = {priority}: expected -2**31 to 2**31 - 1")
-    if not isinstance(deadline, (int, float)) or isinstance(deadline, bool):
+    if not isinstance(deadline, (int, float, NoneType)) or isinstance(deadline, bool):
         raise TypeError(f"deadline must be a number, not {type(deadline).__name__}")
-    if not isfinite(deadline) or not 0 < deadline <= 3600:
+    if deadline is not None and not 0 < deadline <= 3600:
         raise ValueError(f"invalid deadline = {deadline}: expected above 0 to 3600 seconds")
     return node_join(name, limit, priority, deadline, relieve_node)
 

@@ -6,7 +6,7 @@ import re
 from threading import get_ident
 from weakref import WeakSet
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset, strlen
 
@@ -19,7 +19,7 @@ from gpumem._node.page cimport (
     NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
     NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page, pid_namespace,
     read_page, remove_name, return_unused, slot_is_dead, sum_under, TEXT_BYTES, unlock_names,
-    write_limit,
+    write_limit, write_own,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -96,12 +96,12 @@ cdef class NodeAccess:
 
 
 cdef class NodeMember(NodeAccess):
-    def __cinit__(self, name, priority, relieve):
+    def __cinit__(self, name, relieve):
         self.name = name
         self.budgets = WeakSet()
         self.relieve = relieve
         self.relieving = set()
-        self.core.own.priority = priority
+        self.core.deadline = 1_000_000_000
         self.core.face = <void*>self
         self.core.relieve = call_relieve
         self.core.level = budget_make(NULL, self.core.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED,
@@ -280,18 +280,24 @@ cdef NodeMember node_join(str name, uint64_t limit, object priority, object dead
     name = known_name(name)
     cdef NodeMember node = nodes.get(name)
     cdef int outcome
-    cdef uint64_t wait = int(deadline * 1e9)
+    cdef int64_t rank
+    cdef uint64_t wait
     cdef bint is_new = node is None
     if is_new:
-        node = NodeMember(name, priority, relieve)
+        node = NodeMember(name, relieve)
     core = node.core
+    rank = core.own.priority if priority is None else priority
+    wait = core.deadline if deadline is None else int(deadline * 1e9)
     if device is not None:
         core.context = &(<DriverDevice>device._open()).context
     with nogil:
         lock_acquire(&core.lock)
         core.limit = limit
+        core.own.priority = rank
         core.deadline = wait
         outcome = ensure_open(core)
+        if outcome == NODE_OK:
+            write_own(core)         # another priority
         lock_release(&core.lock)
     require_outcome(core, outcome)
     if not is_new and limit != BUDGET_UNLIMITED:

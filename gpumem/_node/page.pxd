@@ -101,6 +101,7 @@ cdef void close_page(NodeCore* node) noexcept nogil
 cdef int open_page(NodeCore* node, bint make) noexcept nogil
 # Joins, if this process has not. Caller holds `lock`; so for all below.
 cdef int ensure_open(NodeCore* node) noexcept nogil
+cdef bint write_own(NodeCore* node) noexcept nogil
 cdef int read_page(NodeCore* node) noexcept nogil
 cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit, bint may_differ) noexcept nogil
 # Moves leased bytes to a slot that is held by the descriptor; acquires `lock` itself.

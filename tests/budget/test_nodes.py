@@ -116,6 +116,20 @@ def test_processes_of_lower_priority_are_asked_first(node, other):
         second.end()
 
 
+def test_later_budget_of_a_name_changes_priority_and_deadline_only_if_it_names_them(node, other):
+    other(f"b := gpumem.Budget('64MiB', node={node!r})")
+    other("reserved(b, '60MiB')")
+    Budget(None, node=node, priority=5, deadline=0.2)
+    for expected, more in ((5, {}), (-7, {"priority": -7})):
+        budget = Budget(None, node=node, **more)
+        mine = NodeView(node).read()[1][-1]  # the one without bytes
+        assert mine.priority == expected
+    other.send(signal.SIGSTOP)
+    with pytest.raises(BudgetExceededError, match=r"did not answer within 0\.2 s"):
+        budget.reserve("10MiB")
+    other.send(signal.SIGCONT)
+
+
 def test_bytes_of_a_killed_process_are_refunded(node, other):
     budget = Budget("64MiB", node=node)
     other(f"reserved(gpumem.Budget(None, node={node!r}), '60MiB')")

@@ -55,7 +55,7 @@ def test_every_public_class_has_a_signature_or_is_made_by_others():
         (
             gpumem.Budget,
             "(limit, *, soft=None, parent=None, name=None, on_pressure=None, node=None, "
-            "priority=0, deadline=1.0)",
+            "priority=None, deadline=None)",
         ),
         (gpumem.MemoryResource, "(memory, *, name=None, budget=None, count='reserved')"),
         (gpumem.Stream, "(device)"),
