@@ -7,6 +7,7 @@ import os
 import socket
 import time
 
+from gpumem._resource.handle import Handle
 from gpumem.interop.keeper import peer_of
 
 MIN_SECONDS = 0.001  # of a call after its deadline
@@ -44,3 +45,35 @@ def connect_until(peer: socket.socket, address: str, until: float) -> None:
             f"it is a process of user {user}, and this one is of user {os.getuid()}: descriptors "
             "are taken from processes of the same user",
         )
+
+
+def receive(peer: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[Handle]]:
+    """Receive a message of at most `nbytes`, and at most `count` descriptors beside it.
+
+    Raises
+    ------
+    OSError
+        This process cannot open so many files.
+    """
+    data, numbers, flags, _ = socket.recv_fds(peer, nbytes, count)
+    handles = handles_of(numbers)
+    if flags & socket.MSG_CTRUNC:
+        for each in handles:
+            each.close()
+        raise OSError(
+            errno.EMFILE, f"more than {len(handles)} descriptors at once cannot be opened"
+        )
+    return data, handles
+
+
+def handles_of(numbers: list[int]) -> list[Handle]:
+    """Make handles of descriptors, which leave the list; all are closed if that fails."""
+    try:
+        handles = []
+        while numbers:
+            handles.append(Handle._owning(numbers.pop(0)))
+    except MemoryError:
+        while numbers:
+            os.close(numbers.pop())
+        raise
+    return handles

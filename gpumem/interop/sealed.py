@@ -44,7 +44,7 @@ from gpumem.errors import (
     NotSealedError,
 )
 from gpumem.interop import keeper
-from gpumem.interop._sockets import connect_until, limit_until
+from gpumem.interop._sockets import connect_until, limit_until, receive
 from gpumem.interop.descriptors import MemoryHandleType, duplicate, number_of, seconds_of
 from gpumem.interop.sharing import Contents, attach, export
 
@@ -542,12 +542,7 @@ def _ask(
                 connect_until(peer, f"{folder}/keeper", until)
                 limit_until(peer, until)
                 socket.send_fds(peer, message, numbers)
-                data, found, flags, _ = socket.recv_fds(
-                    peer, keeper.MAX_ANSWER, keeper.MAX_PARTS + 1
-                )
-                handles = [Handle._owning(number) for number in found]
-                if flags & socket.MSG_CTRUNC:
-                    raise OSError(errno.EMFILE, f"{request.get('name')!r} needs more open files")
+                data, handles = receive(peer, keeper.MAX_ANSWER, keeper.MAX_PARTS + 1)
                 if not data:
                     raise ConnectionResetError("the keeper has ended")
                 return _require_answer(data), handles, Handle._owning(peer.detach())

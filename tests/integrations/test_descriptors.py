@@ -13,6 +13,7 @@ from helpers.descriptors import open_descriptors
 
 from gpumem.errors import BadHandleError
 from gpumem.integrations._common import descriptors
+from gpumem.interop import _sockets
 
 
 @pytest.fixture
@@ -275,7 +276,7 @@ def test_descriptors_are_closed_if_one_cannot_have_its_handle():
         received = [os.dup(1) for _ in range(9)]
         _testcapi.set_nomemory(number, number + 1)
         try:
-            descriptors.handles_of(received)
+            _sockets.handles_of(received)
         except MemoryError:
             refused += 1
         finally:

@@ -324,6 +324,25 @@ def test_keeper_ends_when_it_holds_nothing(folder, monkeypatch):
     assert interop.sealed_sets() == []
 
 
+def test_open_beyond_the_files_of_the_process_is_an_error_and_leaks_none(folder):
+    child.run_quietly("""
+    import os, resource
+    import numpy
+    from gpumem import errors, interop
+    interop.seal("set", {"a": numpy.arange(3.0)}).close()
+    files = [os.open("/dev/null", os.O_RDONLY)]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 3, hard))
+    try:
+        interop.open("set")
+    except errors.KeeperError as error:
+        assert "1 descriptors at once cannot be opened" in str(error), error
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert os.dup(files[0]) == files[0] + 1
+    interop.drop("set", force=True)
+    """)
+
+
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])
 def test_seconds_of_a_keeper_that_are_none_are_refused(folder, monkeypatch, seconds):
     monkeypatch.setenv("GPUMEM_KEEPER_IDLE", seconds)

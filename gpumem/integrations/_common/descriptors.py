@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EBADF, EMFILE
+from errno import EBADF
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
-from gpumem.interop._sockets import connect_until, limit_until
+from gpumem.interop._sockets import connect_until, limit_until, receive
 from gpumem.interop.keeper import peer_of
 
 TIMEOUT = 30.0  # seconds for an answer, from its first message to its last
@@ -100,30 +100,12 @@ def ask(
 def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
     while True:
         limit_until(peer, until)
-        data, numbers, flags, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
-        handles = handles_of(numbers)
-        if flags & socket.MSG_CTRUNC:
-            for each in handles:
-                each.close()
-            raise OSError(EMFILE, f"more than {len(handles)} descriptors at once cannot be opened")
+        data, handles = receive(peer, HEADER_BYTES, AT_ONCE)
         if not handles:
             if data:
                 _require_answer(json.loads(data))
             return
         yield from handles
-
-
-def handles_of(numbers: list[int]) -> list[Handle]:
-    """Make handles of descriptors, which leave the list; all are closed if that fails."""
-    try:
-        handles = []
-        while numbers:
-            handles.append(Handle._owning(numbers.pop(0)))
-    except MemoryError:
-        while numbers:
-            os.close(numbers.pop())
-        raise
-    return handles
 
 
 def _require_answer(said: Any) -> None:
