@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,22 +28,6 @@ MAX_PAIRS = 20_000  # of one run
 Pair = Callable[[], object]  # allocates a block and frees it
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The time of one allocation and free, from Python, on one stream, warm.
-
-    ``ns`` is the median of the rounds; ``ratio`` the median of the ratios to the arena within each
-    round, None for the bare calls of the driver. Both are None if nothing was measured; then
-    `error` has the reason.
-    """
-
-    name: str
-    nbytes: int
-    ns: float | None
-    ratio: float | None
-    error: str = ""
-
-
 @click.command(short_help="Time allocations of gpumem, the driver and frameworks.")
 @device_option("The device to measure, such as cuda:0 or host; every device if omitted.")
 @json_option
@@ -55,7 +38,7 @@ def bench(device: Device | None, as_json: bool) -> None:
     for each in gpumem.devices() if device is None else [device]:
         with progress(f"measuring {each}"):
             costs = [cost for nbytes in SIZES for cost in _costs(each, nbytes)]
-        measured.append({"device": str(each), "costs": [asdict(cost) for cost in costs]})
+        measured.append({"device": str(each), "costs": costs})
     facts = {"rounds": ROUNDS, "devices": measured, "seconds": time.perf_counter() - started}
     present(facts, as_json, _show)
 
@@ -63,8 +46,13 @@ def bench(device: Device | None, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def _costs(device: Device, nbytes: int) -> list[Cost]:
-    """Measure all contenders in interleaved rounds, so that noise of the machine affects all."""
+def _costs(device: Device, nbytes: int) -> list[dict[str, Any]]:
+    """Time one allocation and free of each contender, from Python, on one stream, warm.
+
+    Rounds are interleaved, so that noise of the machine affects all. ``ns`` is the median of the
+    rounds; ``ratio`` the median of the ratios to the arena within each round, None for the bare
+    calls of the driver. Both are None if nothing was measured; then ``error`` has the reason.
+    """
     times: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     ready: dict[str, tuple[Pair, int]] = {}
@@ -80,15 +68,17 @@ def _costs(device: Device, nbytes: int) -> list[Cost]:
     # No program calls the driver for each block: a ratio to that would say nothing.
     arena = times.get("gpumem.Arena")
     costs = [
-        Cost(
-            name,
-            nbytes,
-            statistics.median(rounds),
-            None if name == driver_calls_of(device) else _ratio(rounds, arena),
-        )
+        {
+            "name": name,
+            "nbytes": nbytes,
+            "ns": statistics.median(rounds),
+            "ratio": None if name == driver_calls_of(device) else _ratio(rounds, arena),
+            "error": "",
+        }
         for name, rounds in times.items()
     ]
-    return costs + [Cost(name, nbytes, None, None, why) for name, why in refused.items()]
+    unknown = {"nbytes": nbytes, "ns": None, "ratio": None}
+    return costs + [{"name": name, **unknown, "error": why} for name, why in refused.items()]
 
 
 def _ratio(rounds: list[float], reference: list[float] | None) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,32 +24,6 @@ VIEW_BYTES = 1 << 20
 TRACES = ("gpt2_varlen_train", "multistream_train")
 
 
-@dataclass(frozen=True)
-class PolicyResult:
-    """The memory that one way to serve the trace reserves, and the time of its calls.
-
-    Bytes of bare driver calls and of the caching policy are modelled. Times and driver calls are
-    measured; they are None for a model.
-    """
-
-    name: str
-    peak_reserved_bytes: int
-    fragmentation: float
-    ns_per_event: float | None
-    driver_calls: int | None
-    failed_allocs: int
-
-
-@dataclass(frozen=True)
-class View:
-    """Whether a library could use gpumem's memory without a copy."""
-
-    library: str
-    memory: str
-    zero_copy: bool
-    detail: str
-
-
 @click.command(short_help="Show the main features in half a minute.")
 @json_option
 def demo(as_json: bool) -> None:
@@ -67,8 +40,8 @@ def demo(as_json: bool) -> None:
         "trace": trace.name,
         "events": trace.events,
         "peak_requested_bytes": trace.peak_requested,
-        "policies": [asdict(policy) for policy in policies],
-        "views": [asdict(view) for view in views],
+        "policies": policies,
+        "views": views,
         "seconds": time.perf_counter() - started,
         "next": _next_steps(),
     }
@@ -85,13 +58,24 @@ def _trace_that_fits(device: Device) -> tuple[Trace, Device]:
     return trace, Device("host")
 
 
-def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
+def _policies(trace: Trace, device: Device) -> list[dict[str, Any]]:
+    """Return the memory that each way to serve the trace reserves, and the time of its calls.
+
+    Bytes of bare driver calls and of the caching policy are modelled. Times and driver calls are
+    measured; they are None for a model.
+    """
     arena = replaying.replay(trace, device)
     plain = replaying.replay(trace, device, config={"enable": False})
 
-    def result(name: str, reserved: int, run: replaying.ReplayResult | None) -> PolicyResult:
-        cost = (run.ns_per_event, run.driver_calls, run.failed_allocs) if run else (None, None, 0)
-        return PolicyResult(name, reserved, reserved / trace.peak_requested, *cost)
+    def result(name: str, reserved: int, run: replaying.ReplayResult | None) -> dict[str, Any]:
+        return {
+            "name": name,
+            "peak_reserved_bytes": reserved,
+            "fragmentation": reserved / trace.peak_requested,
+            "ns_per_event": run.ns_per_event if run else None,
+            "driver_calls": run.driver_calls if run else None,
+            "failed_allocs": run.failed_allocs if run else 0,
+        }
 
     return [
         result("gpumem", arena.peak_reserved_bytes, arena),
@@ -117,7 +101,7 @@ def _next_steps() -> dict[str, str]:
 # ------------------------------------------------------------------------------- zero-copy views
 
 
-def _views(device: Device) -> list[View]:
+def _views(device: Device) -> list[dict[str, Any]]:
     """Pass memory to every installed library, and check that it uses the same bytes."""
     views = [_view("NumPy", _host_accessible(device), _check_numpy)]
     if find_spec("torch") is not None:
@@ -131,12 +115,15 @@ def _views(device: Device) -> list[View]:
     return views
 
 
-def _view(library: str, memory: MemoryInfo, check: Callable[[gpumem.Buffer], bool]) -> View:
+def _view(
+    library: str, memory: MemoryInfo, check: Callable[[gpumem.Buffer], bool]
+) -> dict[str, Any]:
     try:
         in_place = check(gpumem.Arena(memory).allocate(VIEW_BYTES))
+        detail = "" if in_place else "it uses other bytes"
     except Exception as error:  # a framework may raise anything; the table shows it
-        return View(library, str(memory), False, f"{type(error).__name__}: {error}")
-    return View(library, str(memory), in_place, "" if in_place else "it uses other bytes")
+        in_place, detail = False, f"{type(error).__name__}: {error}"
+    return {"library": library, "memory": str(memory), "zero_copy": in_place, "detail": detail}
 
 
 def _host_accessible(device: Device) -> MemoryInfo:
@@ -232,9 +219,12 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
     console.print(pairs(facts["next"]))
 
 
-def _raise_failures(policies: list[PolicyResult], views: list[View]) -> None:
-    failures = [f"{p.name}: {p.failed_allocs} failed allocations" for p in policies]
-    failures = [text for text, p in zip(failures, policies, strict=True) if p.failed_allocs]
-    failures += [f"{view.library}: {view.detail}" for view in views if not view.zero_copy]
+def _raise_failures(policies: list[dict[str, Any]], views: list[dict[str, Any]]) -> None:
+    failures = [
+        f"{each['name']}: {each['failed_allocs']} failed allocations"
+        for each in policies
+        if each["failed_allocs"]
+    ]
+    failures += [f"{each['library']}: {each['detail']}" for each in views if each["detail"]]
     if failures:
         raise click.ClickException("; ".join(failures))

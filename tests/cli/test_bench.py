@@ -69,8 +69,8 @@ def test_bench_times_and_ratios_are_medians_of_rounds(monkeypatch):
     monkeypatch.setattr(bench_module, "_pairs_in_a_run", lambda pair: 1)
     monkeypatch.setattr(bench_module, "_run", lambda pair, count: next(rounds))
     arena, other = bench_module._costs(Device("host"), 4096)
-    assert (arena.ns, arena.ratio) == (4.0, 1.0)
-    assert (other.ns, other.ratio) == (12.0, 3.0)
+    assert (arena["ns"], arena["ratio"]) == (4.0, 1.0)
+    assert (other["ns"], other["ratio"]) == (12.0, 3.0)
 
 
 def test_bench_prints_a_table_per_device(capsys):
