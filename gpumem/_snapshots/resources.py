@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gpumem._events.events import Block, Frame
 from gpumem._snapshots import columns
-from gpumem._support.nesting import addresses_of_others
 
 USED = columns.STATES.index("used")
 
@@ -174,7 +173,7 @@ def counted_once(resources: Iterable[ResourceSnapshot]) -> list[ResourceSnapshot
         for each in found
         if each.source is not None
     }
-    return [_without(each, addresses_of_others(each.key, sources, regions)) for each in found]
+    return [_without(each, _addresses_of_others(each.key, sources, regions)) for each in found]
 
 
 def _without(resource: ResourceSnapshot, addresses: list[int]) -> ResourceSnapshot:
@@ -196,3 +195,28 @@ def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceS
         for address, nbytes, kind in plain["regions"].tolist()
     )
     return ResourceSnapshot(**{**plain, "regions": regions}, names=names, taken=taken)
+
+
+def _addresses_of_others(
+    key: int, sources: Mapping[int, int | None], regions: Mapping[int, Iterable[int]]
+) -> list[int]:
+    """Return where the regions begin that may lie in blocks of a resource.
+
+    The region's bytes in use count instead of the block that it lies in.
+
+    Parameters
+    ----------
+    key : int
+        Of the resource.
+    sources : mapping of int to int or None
+        By key of a resource, the key of the resource that supplies its memory.
+    regions : mapping of int to addresses
+        By key, the addresses of the regions of each resource that another one supplies.
+    """
+    # Its own regions, and those that its memory comes from, begin where blocks of its own do.
+    below: set[int] = set()
+    at: int | None = key
+    while at is not None and at not in below:
+        below.add(at)
+        at = sources.get(at)
+    return [address for each in regions.keys() - below for address in regions[each]]

@@ -239,7 +239,7 @@ def _named_tensors(
     for tag in _tags_of([tensor.ptr for _, tensor in found], arena):
         accesses.add_home(arenas[tag])
     for name, tensor in found:
-        if tensor.dtype.name not in _CODES:
+        if tensor.dtype.name not in _CODES or not tensor.dtype.isnative:
             raise TypeError(f"{name} has dtype {tensor.dtype}, which safetensors does not have")
         accesses.add(tensor.buffer)
         if tensor.device not in streams:

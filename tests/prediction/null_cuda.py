@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from helpers.child import path_with, run
 
+from gpumem.integrations.torch import _build
 from gpumem.prediction.child import null
 from gpumem.prediction.gpus import gpu
 from gpumem.prediction.pytorch import require
@@ -61,6 +62,15 @@ def over_null_cuda(script: str, memory: int = 4 << 30, cuda: str = "13.0", count
     done = run(BEGIN + textwrap.dedent(script) + END, str(library()), json.dumps(device))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def require_cuda_build() -> None:
+    """Skip the module unless PyTorch is built for CUDA, and gpumem's allocator can be compiled."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.version.cuda:
+        pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
+    if reason := _build.why_not_compiled(torch):
+        pytest.skip(reason, allow_module_level=True)
 
 
 def require_gpumem_beneath_pytorch() -> None:

@@ -10,20 +10,15 @@ from helpers.child import python
 from prediction.null_cuda import over_null_cuda
 
 import gpumem
-from gpumem.errors import ConfigError, GpumemError, MissingFrameworkError
-from gpumem.prediction.pytorch import require
+from gpumem.errors import ConfigError, MissingFrameworkError
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def predicted():
+def predicted(needs_pytorch):
     """Predict a function with PyTorch's allocator alone, which is enough for what is sent."""
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
-    try:
-        require()
-    except GpumemError as error:
-        pytest.skip(str(error))
 
     def predict(*call, **options):
         return gpumem.predict(*call, allocators=["default"], **options)

@@ -8,10 +8,9 @@ import pytest
 from helpers.child import program
 from prediction.null_cuda import environment
 
-from gpumem.errors import GpumemError
 from gpumem.prediction import predict_script
-from gpumem.prediction.pytorch import require
 
+pytestmark = pytest.mark.usefixtures("needs_pytorch")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/prediction/programs"
 SCRIPTS = ROOT / "bench/scripts"
@@ -20,14 +19,6 @@ LIMITS = {"live": 0.002, "default": 0.01, "expandable": 0.005, "gpumem": 0.02}
 """How far a predicted peak may be from that of a GPU, as a part of it."""
 OF_CONVOLUTIONS = {"live": 0.015, "default": 0.21, "expandable": 0.015, "gpumem": 0.02}
 """On the GPU cuDNN takes larger workspaces than it states without one."""
-
-
-@pytest.fixture(autouse=True)
-def _needs_pytorch():
-    try:
-        require()
-    except GpumemError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from helpers.child import python
 from prediction.null_cuda import require_gpumem_beneath_pytorch
 
-from gpumem.errors import ConfigError, GpumemError
+from gpumem.errors import ConfigError
 from gpumem.prediction import predict_script
-from gpumem.prediction.pytorch import require
 
+pytestmark = pytest.mark.usefixtures("needs_pytorch")
 MIB = 1 << 20
 
 BEGIN = """
@@ -74,14 +74,6 @@ for _ in range(2):
 print({path: moves.moved for path, moves in offloaded.report().modules.items()})
 """
 INPUTS = 2 * 64 * 512 * 2  # bytes in bfloat16 that a layer saves in two steps
-
-
-@pytest.fixture(autouse=True)
-def _needs_pytorch():
-    try:
-        require()
-    except GpumemError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

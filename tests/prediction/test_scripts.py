@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,13 @@ from helpers.child import python
 from helpers.waiting import wait_until
 from prediction.null_cuda import require_gpumem_beneath_pytorch
 
-from gpumem.errors import GpumemError
-from gpumem.prediction import predict_script
 from gpumem.prediction.pytorch import require, symbols, unknown_functions
 from gpumem.prediction.runs import library
 from gpumem.report import write_report
 from gpumem.traces import load_trace
 
+pytestmark = pytest.mark.usefixtures("needs_pytorch")
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _needs_pytorch():
-    try:
-        require()
-    except GpumemError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def predicted(tmp_path):
-    """Predict a script, by default with PyTorch's allocator alone."""
-
-    def predict(script, *arguments, allocators=("default",), **options):
-        path = tmp_path / "train.py"
-        path.write_text("import torch\n" + textwrap.dedent(script).lstrip())
-        command = [str(path), *arguments]
-        found = predict_script(command, allocators=allocators, **options)
-        return found.runs["default"] if allocators == ("default",) else found
-
-    return predict
 
 
 TRAINING = """

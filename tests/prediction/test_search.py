@@ -7,10 +7,9 @@ import pytest
 from helpers.child import python
 
 import gpumem
-from gpumem.errors import ConfigError, GpumemError
+from gpumem.errors import ConfigError
 from gpumem.prediction import largest
 from gpumem.prediction.child.forks import values_to_try
-from gpumem.prediction.pytorch import require
 
 MIB = 1 << 20
 
@@ -70,12 +69,8 @@ def test_number_is_its_default_in_ordinary_runs_or_that_of_the_variable(monkeypa
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, needs_pytorch):
     """Write a script that allocates as many MiB as an expression says."""
-    try:
-        require()
-    except GpumemError as error:
-        pytest.skip(str(error))
 
     def write(count, before=""):
         path = tmp_path / "train.py"

@@ -3,9 +3,9 @@
 import textwrap
 
 import pytest
-from prediction.test_scripts import MIB, _needs_pytorch, predicted  # noqa: F401
+from prediction.test_scripts import MIB
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("needs_pytorch", "folder")
 
 WRITTEN = "checkpoints are not written"
 MAPPED = "files of weights are mapped, and not read"
@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_checkpoints_are_not_written_and_their_files_stay(predicted, tmp_path, zipped):  # noqa: F811
+def test_checkpoints_are_not_written_and_their_files_stay(predicted, tmp_path, zipped):
     kept = tmp_path / "model.pt"
     kept.write_bytes(b"of another run")
     run = predicted(f"""
@@ -40,7 +40,7 @@ def test_checkpoints_are_not_written_and_their_files_stay(predicted, tmp_path, z
     assert not (tmp_path / "new.pt").exists()
 
 
-def test_checkpoint_in_memory_can_be_loaded_again(predicted):  # noqa: F811
+def test_checkpoint_in_memory_can_be_loaded_again(predicted):
     run = predicted("""
         import io
         buffer = io.BytesIO()
@@ -54,7 +54,7 @@ def test_checkpoint_in_memory_can_be_loaded_again(predicted):  # noqa: F811
     assert run.live == 8 * MIB
 
 
-def test_files_of_safetensors_are_not_written(predicted, tmp_path):  # noqa: F811
+def test_files_of_safetensors_are_not_written(predicted, tmp_path):
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     run = predicted("""
         from safetensors import safe_open
@@ -74,7 +74,7 @@ def test_files_of_safetensors_are_not_written(predicted, tmp_path):  # noqa: F81
     assert run.live >= 12 * MIB
 
 
-def test_weights_on_disk_are_not_read_and_whole_numbers_are(predicted, tmp_path):  # noqa: F811
+def test_weights_on_disk_are_not_read_and_whole_numbers_are(predicted, tmp_path):
     import torch
 
     with torch.serialization.skip_data():
@@ -93,7 +93,7 @@ def test_weights_on_disk_are_not_read_and_whole_numbers_are(predicted, tmp_path)
     assert run.process < 1200 * MIB
 
 
-def test_large_parameters_on_the_cpu_take_neither_time_nor_memory(predicted):  # noqa: F811
+def test_large_parameters_on_the_cpu_take_neither_time_nor_memory(predicted):
     run = predicted("""
         from copy import deepcopy
         model = torch.nn.Sequential(*(torch.nn.Linear(1 << 14, 1 << 14) for _ in range(8)))
@@ -112,7 +112,7 @@ def test_large_parameters_on_the_cpu_take_neither_time_nor_memory(predicted):  #
     assert run.process < 1200 * MIB
 
 
-def test_other_large_tensors_on_the_cpu_have_their_values(predicted):  # noqa: F811
+def test_other_large_tensors_on_the_cpu_have_their_values(predicted):
     run = predicted("""
         drawn = torch.randn(1 << 20)
         assert 0.9 < drawn.std() < 1.1 and drawn.clone().equal(drawn)
@@ -128,7 +128,7 @@ def test_other_large_tensors_on_the_cpu_have_their_values(predicted):  # noqa: F
     assert run.live > MIB
 
 
-def test_random_numbers_after_skipped_values_are_those_of_a_run(predicted):  # noqa: F811
+def test_random_numbers_after_skipped_values_are_those_of_a_run(predicted):
     drawn = """
         torch.manual_seed(3)
         layer = torch.nn.Linear(1001, 1003)

@@ -3,15 +3,9 @@
 import json
 
 import pytest
-from prediction.null_cuda import over_null_cuda
+from prediction.null_cuda import over_null_cuda, require_cuda_build
 
-from gpumem.integrations.torch import _build
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-if not torch.version.cuda:
-    pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
-if reason := _build.why_not_compiled(torch):
-    pytest.skip(reason, allow_module_level=True)
+require_cuda_build()
 
 
 @pytest.mark.parametrize("workload", ["gpt2_train", "unet_train", "gpt2_checkpoint_train"])

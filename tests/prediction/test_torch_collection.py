@@ -1,15 +1,8 @@
 """The garbage collection before PyTorch's error, over the null CUDA: tensors in cycles."""
 
-import pytest
-from prediction.null_cuda import over_null_cuda
+from prediction.null_cuda import over_null_cuda, require_cuda_build
 
-from gpumem.integrations.torch import _build
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-if not torch.version.cuda:
-    pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
-if reason := _build.why_not_compiled(torch):
-    pytest.skip(reason, allow_module_level=True)
+require_cuda_build()
 
 SCRIPT = """
 import gc

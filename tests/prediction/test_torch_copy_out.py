@@ -1,16 +1,10 @@
 """Copies of a module's and an optimizer's tensors to safetensors files, over the null CUDA."""
 
 import pytest
-from prediction.null_cuda import over_null_cuda
+from prediction.null_cuda import over_null_cuda, require_cuda_build
 
-from gpumem.integrations.torch import _build
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+require_cuda_build()
 pytest.importorskip("safetensors", reason="safetensors is not installed")
-if not torch.version.cuda:
-    pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
-if reason := _build.why_not_compiled(torch):
-    pytest.skip(reason, allow_module_level=True)
 
 
 def test_module_and_optimizer_are_read_by_safetensors_and_by_distributed_checkpoints():

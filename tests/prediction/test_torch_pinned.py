@@ -4,15 +4,9 @@ import sys
 
 import pytest
 from helpers.child import program
-from prediction.null_cuda import environment, over_null_cuda
+from prediction.null_cuda import environment, over_null_cuda, require_cuda_build
 
-from gpumem.integrations.torch import _build
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-if not torch.version.cuda:
-    pytest.skip("PyTorch was built without CUDA", allow_module_level=True)
-if reason := _build.why_not_compiled(torch):
-    pytest.skip(reason, allow_module_level=True)
+require_cuda_build()
 
 SCRIPT = """
 import gpumem

@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from prediction.test_scripts import _needs_pytorch, predicted  # noqa: F401
 
 from gpumem.prediction.pytorch import require
 
+pytestmark = pytest.mark.usefixtures("needs_pytorch")
 MIB = 1 << 20
 COMPUTED = "integers are computed on the CPU"
 
@@ -87,7 +87,7 @@ TRUE = {
 
 
 @pytest.mark.parametrize("kind", TRUE)
-def test_integers_that_follow_from_the_host_are_true(predicted, kind):  # noqa: F811
+def test_integers_that_follow_from_the_host_are_true(predicted, kind):
     script = f"kept = torch.ones({MIB}, device='cuda')\nD = 'cuda'\n"
     run = predicted(script + "\n".join(line[8:] for line in TRUE[kind].splitlines()))
     assert run.end == "script", run.output
@@ -102,7 +102,7 @@ def test_scripts_of_these_tests_hold_on_the_cpu(kind):
     exec("\n".join(line[8:] for line in TRUE[kind].splitlines()), {"torch": torch, "D": "cpu"})
 
 
-def test_values_that_follow_from_unknown_ones_are_named(predicted):  # noqa: F811
+def test_values_that_follow_from_unknown_ones_are_named(predicted):
     run = predicted("""
         unknown = torch.rand(5, device="cuda")
         assert torch.isfinite(unknown).all()
@@ -128,7 +128,7 @@ def test_values_that_follow_from_unknown_ones_are_named(predicted):  # noqa: F81
         assert any(text.startswith(f"{line}: if a size") for text in run.assumed)
 
 
-def test_kernels_of_triton_make_the_tensors_unknown_that_they_are_given(predicted, monkeypatch):  # noqa: F811
+def test_kernels_of_triton_make_the_tensors_unknown_that_they_are_given(predicted, monkeypatch):
     pytest.importorskip("triton")
     if shutil.which("gcc") is None:
         pytest.skip("Triton needs a C compiler, and gcc was not found")
@@ -145,7 +145,7 @@ def test_kernels_of_triton_make_the_tensors_unknown_that_they_are_given(predicte
     assert [line for line, *_ in run.reads] == ["train.py:8"], run.output
 
 
-def test_figures_are_those_without_computing_where_all_integers_are_zero(predicted):  # noqa: F811
+def test_figures_are_those_without_computing_where_all_integers_are_zero(predicted):
     run = predicted("""
         model = torch.nn.Linear(64, 64, device="cuda")
         right = (model(torch.ones(8, 64, device="cuda")).argmax(1) == 70).sum().item()
@@ -156,7 +156,7 @@ def test_figures_are_those_without_computing_where_all_integers_are_zero(predict
     assert not any(COMPUTED in text for text in run.assumed)
 
 
-def test_comparisons_of_a_stand_in_are_named_and_it_is_a_float_otherwise(predicted):  # noqa: F811
+def test_comparisons_of_a_stand_in_are_named_and_it_is_a_float_otherwise(predicted):
     run = predicted("""
         import json, math, numpy
         best, losses = math.inf, []
@@ -173,7 +173,7 @@ def test_comparisons_of_a_stand_in_are_named_and_it_is_a_float_otherwise(predict
     assert run.assumed == [wrong]
 
 
-def test_routing_by_a_loop_stops_with_the_figures_so_far(predicted):  # noqa: F811
+def test_routing_by_a_loop_stops_with_the_figures_so_far(predicted):
     run = predicted("""
         tokens = torch.randn(8192, 256, device="cuda")
         experts = torch.nn.Linear(256, 8, device="cuda")(tokens).topk(2).indices
@@ -185,7 +185,7 @@ def test_routing_by_a_loop_stops_with_the_figures_so_far(predicted):  # noqa: F8
     assert run.live >= 8 * MIB
 
 
-def test_library_with_a_cuda_runtime_of_its_own_is_refused_by_name(predicted):  # noqa: F811
+def test_library_with_a_cuda_runtime_of_its_own_is_refused_by_name(predicted):
     run = predicted("""
         import ctypes
         kept = torch.ones(1, device="cuda")
@@ -196,7 +196,7 @@ def test_library_with_a_cuda_runtime_of_its_own_is_refused_by_name(predicted):  
     assert run.reason.startswith(("libffi", "_ctypes"))
 
 
-def test_generation_with_a_static_cache_ends(predicted):  # noqa: F811
+def test_generation_with_a_static_cache_ends(predicted):
     pytest.importorskip("transformers")
     assert require()
     run = predicted("""

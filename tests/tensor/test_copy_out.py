@@ -279,6 +279,7 @@ def test_file_in_a_missing_folder_is_refused(arena, tmp_path):
         ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "two .* named 'a.b'"),
         ({"__metadata__": np.ones(1)}, ValueError, "the format's own"),
         ({"a": np.ones(1, "complex128")}, TypeError, "a has dtype complex128"),
+        ({"a": np.ones(1, ">f4")}, TypeError, "a has dtype >f4"),
         ("unknown", ValueError, "has no tag 'unknown'"),
         (5, TypeError, "tags must be"),
     ],
