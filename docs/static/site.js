@@ -5,9 +5,10 @@ function copied(text, isConsole) {
 }
 
 addEventListener("DOMContentLoaded", () => {
-  // Long names in narrow columns break after these, not anywhere.
-  for (const name of document.querySelectorAll("td .pre")) {
-    name.innerHTML = name.innerHTML.replace(/[_.(]/g, "$&<wbr>");
+  for (const name of document.querySelectorAll("code .pre")) {
+    // An option stays whole; long names in narrow columns break after these, not anywhere.
+    if (name.textContent.startsWith("-")) name.style.whiteSpace = "nowrap";
+    else if (name.closest("td")) name.innerHTML = name.innerHTML.replace(/[_.(]/g, "$&<wbr>");
   }
   for (const code of document.querySelectorAll(".highlight pre")) {
     const button = document.createElement("button");
