@@ -547,8 +547,11 @@ cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
             node.own.asked_until = until
             node.own.asked_priority = priority
             node.own.asks_device = device_lacks(node, nbytes)
+            # Answers of processes that read the slots before the first write do not count.
             if not write_own(node):
                 break
+            node.own.asked_at = clock_ns()
+            write_own(node)
             bell_ring(node.fd)
         lock_release(&node.lock)
         sleep_ns(POLL)

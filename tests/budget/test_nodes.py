@@ -130,6 +130,32 @@ def test_later_budget_of_a_name_changes_priority_and_deadline_only_if_it_names_t
     other.send(signal.SIGCONT)
 
 
+def test_process_that_answered_another_one_meanwhile_is_still_asked(node, other):
+    budget = Budget("64MiB", node=node, deadline=60)
+    lower, third = Program(), Program()
+    try:
+        lower("(asked := [], pipe := os.pipe())")
+        waits = "on_pressure=lambda b, n: (asked.append(1), os.read(pipe[0], 1))"
+        lower(f"b := gpumem.Budget(None, node='{node}/b', priority=-1, {waits})")
+        lower("reserved(b, '20MiB')")
+        frees = "on_pressure=lambda b, n: kept and kept.pop().release()"
+        other(f"b := gpumem.Budget('40MiB', node='{node}/a', priority=1, {frees})")
+        other("(reserved(b, '25MiB'), reserved(b, '10MiB'))")
+        rooms = []
+        thread = threading.Thread(target=lambda: rooms.append(budget.reserve("22MiB")))
+        thread.start()
+        wait_until(lambda: lower("asked") == "[1]")
+        third(f"reserved(gpumem.Budget(None, node='{node}/a', priority=5, deadline=60), '12MiB')")
+        assert other("b.used") == str(25 * MIB)
+        lower("os.write(pipe[1], b'xx')")
+        thread.join()
+        assert [room.nbytes for room in rooms] == [22 * MIB]
+        assert other("b.used") == "0"
+    finally:
+        lower.end()
+        third.end()
+
+
 def test_bytes_of_a_killed_process_are_refunded(node, other):
     budget = Budget("64MiB", node=node)
     other(f"reserved(gpumem.Budget(None, node={node!r}), '60MiB')")
