@@ -41,11 +41,11 @@ from gpumem._native.arena.api cimport (
     arena_counts_now, ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE,
     ARENA_INTERRUPTED, arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
-    arena_release_kept, arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink,
-    arena_state, arena_stream, arena_stream_handle, arena_stream_is_callers, arena_stream_state,
-    ARENA_TAGGED, arena_takes_detours, ArenaCounts, arenas_release_retired, Block, family_counts,
-    heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING,
-    STATE_FALLING, STREAM_NAMED, STREAM_VACANT, tag_now,
+    arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
+    arena_stream_handle, arena_stream_is_callers, arena_stream_state, ARENA_TAGGED,
+    arena_takes_detours, ArenaCounts, arenas_release_kept, arenas_release_retired, Block,
+    family_counts, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED,
+    STATE_CLOSING, STATE_FALLING, STREAM_NAMED, STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, memory_export
 from gpumem._native.bfc cimport MAX_BYTES
@@ -434,7 +434,7 @@ cdef class Arena(MemoryResource):
         with nogil:
             status = arena_shrink(self.core, False, &released)
             if status == ARENA_OK:
-                arena_release_kept(self.core)
+                arenas_release_kept(self.core)
         if status != ARENA_OK:
             raise_status(self, 0, 0, self.default_slot, status)
         if self.heap is not None:

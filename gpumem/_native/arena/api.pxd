@@ -114,7 +114,7 @@ cdef bint (*arena_turn)(ArenaCore* arena, uint32_t before, uint32_t after) noexc
 cdef int (*arena_sleep)(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int (*arena_wake)(ArenaCore* arena) noexcept nogil
 cdef SleepSums (*sleep_sums)(ArenaCore* arena) noexcept nogil
-cdef void (*arena_release_kept)(ArenaCore* arena) noexcept nogil
+cdef uint64_t (*arenas_release_kept)(const ArenaCore* owner) noexcept nogil
 
 
 # ---- Virtual tensors; see spans, slow_path -------------------------------------------------------

@@ -423,7 +423,7 @@ cdef int release_once_quiet(ArenaCore* arena, int status, uint32_t flags,
     released += release_waiting(arena)
     lock_release(&arena.grow_lock)
     if kept:
-        released += arenas_release_kept()
+        released += arenas_release_kept(NULL)
     context_restore(arena.context, mode)
     return ARENA_OK if released else ARENA_OVER_LIMIT
 

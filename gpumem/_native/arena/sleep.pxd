@@ -27,10 +27,8 @@ cdef bint arena_turn(ArenaCore* arena, uint32_t before, uint32_t after) noexcept
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
-# Releases the host memory that an awake arena and its graph pools have kept for their next sleep.
-# Caller holds no lock.
-cdef void arena_release_kept(ArenaCore* arena) noexcept nogil
-# Releases it of all arenas but those that another thread, or this one, changes; returns the bytes.
-cdef uint64_t arenas_release_kept() noexcept nogil
+# Releases the host memory that awake arenas have kept for their next sleep; returns the bytes. Of
+# one arena and its graph pools: caller holds no lock. NULL: of all but those that a thread changes.
+cdef uint64_t arenas_release_kept(const ArenaCore* owner) noexcept nogil
 # Frees the copy; no thread uses the arena any more.
 cdef void copy_forget(ArenaCore* arena) noexcept nogil

@@ -148,7 +148,7 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
         if (status == ARENA_NO_COPY and place != NULL and place.kind == STORE_HOST
-                and arenas_release_kept()):
+                and arenas_release_kept(NULL)):
             sleeper_forget(&arena.sleeper)
             status = go_to_sleep(arena, place)
         settle(arena)
@@ -423,15 +423,7 @@ cdef void keep_orphan(void* owner, uint64_t memory) noexcept nogil:
     orphan_add(&arena.spaces[0], memory)
 
 
-cdef void arena_release_kept(ArenaCore* arena) noexcept nogil:
-    cdef ArenaCore* pool = pool_next(arena, NULL)
-    while pool != NULL:
-        release_kept(pool)
-        pool = pool_next(arena, pool)
-    release_kept(arena)
-
-
-cdef uint64_t arenas_release_kept() noexcept nogil:
+cdef uint64_t arenas_release_kept(const ArenaCore* owner) noexcept nogil:
     cdef uint64_t before = load64(&kept_for_sleep)
     cdef ArenaCore* arena
     cdef Found found
@@ -439,20 +431,17 @@ cdef uint64_t arenas_release_kept() noexcept nogil:
     arenas_find(&found)
     for i in range(found.count):
         arena = found.arenas[i]
-        if not context_is_dead(arena.context) and lock_try(&arena.grow_lock):
-            if arena_is_open(arena):
-                sleeper_release_kept(&arena.sleeper)
-            lock_release(&arena.grow_lock)
+        if owner != NULL and (arena == owner or arena.sleeps_with == owner):
+            lock_acquire(&arena.grow_lock)
+        elif owner != NULL or context_is_dead(arena.context) or not lock_try(&arena.grow_lock):
+            arena_drop(arena)
+            continue
+        if arena_is_open(arena):
+            sleeper_release_kept(&arena.sleeper)
+        lock_release(&arena.grow_lock)
         arena_drop(arena)
     free(found.arenas)
     return before - min(before, load64(&kept_for_sleep))
-
-
-cdef void release_kept(ArenaCore* arena) noexcept nogil:
-    lock_acquire(&arena.grow_lock)
-    if arena_is_open(arena):
-        sleeper_release_kept(&arena.sleeper)
-    lock_release(&arena.grow_lock)
 
 
 cdef void copy_forget(ArenaCore* arena) noexcept nogil:

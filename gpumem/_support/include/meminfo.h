@@ -90,13 +90,9 @@ static inline GroupMemory group_memory(const char *groups) {
 
 /* Bytes that the kernel can allocate without swapping, other processes' use counted; 0: unknown. */
 static inline uint64_t memory_available_in(GroupMemory group) {
-    char line[128];
-    uint64_t kib = 0, room = group.room;
-    FILE *file = fopen("/proc/meminfo", "re");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) break;
-    if (file) fclose(file);
-    if (room == UINT64_MAX || (kib != 0 && kib << 10 < room)) return kib << 10;
+    uint64_t kib = group_number("/proc", "meminfo", "MemAvailable:"), room = group.room;
+    if (kib != UINT64_MAX && kib != 0 && kib << 10 < room) return kib << 10;
+    if (room == UINT64_MAX) return 0;
     return room ? room : 1; /* 0 would mean unknown, but nothing is left */
 }
 

@@ -131,8 +131,8 @@ memset(&calls, 0, sizeof(calls))
 PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a device's
 
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
-cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
-cdef object pinned_finder = None    # the same for pinned memory
+# Functions from a device to the Arena of one that is not in `served`; at True of pinned memory.
+cdef dict finders = {}
 # The finder may return a new arena each time, and none may replace one that serves. A thread that
 # finds one may need another device's arena for it.
 cdef object finding = RLock()
@@ -656,7 +656,7 @@ cdef void* find(int device) noexcept nogil:
 
 
 cdef void* find_arena(int device) noexcept with gil:
-    found = pinned_finder if device == TORCH_PINNED else finder
+    found = finders.get(device == TORCH_PINNED)
     if found is None:
         return NULL
     try:
@@ -889,16 +889,12 @@ def introduce(arenas):
                 owner.let_access(other.driver_device)
 
 
-def set_finder(function):
-    """Set ``function(ordinal)``, which returns the Arena of a device that none serves yet."""
-    global finder
-    finder = function
+def set_finder(function, *, pinned=False):
+    """Set ``function(ordinal)``, which returns the Arena of a device that none serves yet.
 
-
-def set_pinned_finder(function):
-    """Set ``function(PINNED)``, which returns the Arena of pinned memory if none serves it yet."""
-    global pinned_finder
-    pinned_finder = function
+    With `pinned`, ``function(PINNED)`` for the arena of pinned memory.
+    """
+    finders[pinned] = function
 
 
 def arenas():

@@ -49,7 +49,7 @@ def install(
             set_default_resource(Arena(memory, budget=Budget(None, node=node)))
         return limited(require_pinned(get_default_resource(memory)))
 
-    _hooks.set_pinned_finder(find)
+    _hooks.set_finder(find, pinned=True)
     serving = _hooks.pinned() if arena is None else arena
     if serving is not None:
         _hooks.serve(_hooks.PINNED, limited(serving))
