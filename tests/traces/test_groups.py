@@ -145,6 +145,17 @@ def test_stacks_of_native_frames_alone_are_named_by_operators() -> None:
     assert own_frames((*frames, line)) == (line,)
 
 
+def test_frames_of_a_prediction_do_not_own_what_a_backward_pass_allocates():
+    frames = (
+        ("/env/site-packages/torch/_ops.py", 916, "OpOverload.__call__"),
+        ("/env/site-packages/gpumem/prediction/child/_values.py", 187, "Values.dispatch"),
+        ("/env/site-packages/torch/_dynamo/eval_frame.py", 1548, "_fn"),
+    )
+    line = ("train.py", 7, "step")
+    assert owner_named(None, frames, "PyTorch") == "torch"
+    assert own_frames((*frames, line)) == (line,)
+
+
 def test_owner_is_the_line_of_the_program_that_calls_a_library():
     library = ("/lib/site-packages/transformers/trainer.py", 9, "step")
     for file in ("/job/train.py", "<stdin>"):
