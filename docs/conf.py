@@ -69,9 +69,7 @@ def add_table(app, what, name, object_, options, lines):
     if what not in ("module", "class") or name in TABLES_BY_SUBJECT:
         return
     names = getattr(object_, "__all__", None) or [
-        each
-        for each in dir(object_)
-        if not each.startswith("_") and callable(getattr(object_, each))
+        each for each in public_members(object_) if callable(getattr(object_, each, None))
     ]
     if what == "module" or len(names) > MAX_METHODS_WITHOUT_TABLE:
         rows = [
@@ -107,18 +105,28 @@ def require_every_public_name(app, env):
                     logging.getLogger(__name__).warning("%s of %s is not described", lacking, name)
 
 
+def own_classes(kind):
+    """Return a class and those that it inherits from, without Python's."""
+    return [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "gpumem"]
+
+
+def public_members(kind):
+    """Return the public names of a class's members, without those of Python's classes."""
+    return sorted(
+        {name for each in own_classes(kind) for name in vars(each) if not name.startswith("_")}
+    )
+
+
 def undescribed_members(kind, described):
     """Return the public members of a class that have no entry and are not in its attributes."""
-    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "gpumem"]
-    members = {name for each in own for name in vars(each) if not name.startswith("_")}
     entries = [name for name in described if name.rpartition(".")[2] == kind.__name__]
-    texts = "\n".join(each.__doc__ or "" for each in own)
-    return sorted(
+    texts = "\n".join(each.__doc__ or "" for each in own_classes(kind))
+    return [
         member
-        for member in members
+        for member in public_members(kind)
         if not any(f"{entry}.{member}" in described for entry in entries)
         and not re.search(rf"^ *(\w+, )*{member}(, \w+)*( :|$)", texts, re.M)
-    )
+    ]
 
 
 # Words that readers type into the search box, by page: index entries come first in its results. An
