@@ -32,7 +32,9 @@ process waits for that, releases what is idle, and calls the `on_pressure` callb
 from libc.errno cimport EACCES, ENOENT, errno
 from libc.stdint cimport INT64_MAX, UINT64_MAX
 from libc.string cimport memcmp, memcpy, memset, strlen, strncmp
-from posix.unistd cimport close, getpid
+from posix.fcntl cimport F_UNLCK, F_WRLCK, O_CLOEXEC, O_CREAT, O_RDWR, open as open_file
+from posix.stat cimport fchmod, fstat, futimens, S_ISREG, stat, struct_stat
+from posix.unistd cimport close, fchown, ftruncate, geteuid, getpid, pread, pwrite
 
 from gpumem._native.budget cimport (
     await_refund, budget_add, budget_left, budget_load, budget_refusing, budget_uncharge,
@@ -80,42 +82,14 @@ cdef extern from *:
         while (bell >= 0 && read(bell, events, sizeof events) > 0) {}
     }
 
-    static void bell_ring(int fd) { futimens(fd, NULL); }
     static void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-
-    static uint64_t pid_namespace(void) {
-        struct stat status;
-        return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
-    }
     """
     enum:
-        F_WRLCK
-        F_UNLCK
-        O_CLOEXEC
-        O_CREAT
         O_NOFOLLOW
-        O_RDWR
-    ctypedef struct Stat "struct stat":
-        uint32_t st_mode
-        uint32_t st_uid
-        uint32_t st_gid
-        uint64_t st_nlink
-        int64_t st_size
-    int open_file "open"(const char* path, int flags, unsigned int mode) nogil
-    int fstat(int fd, Stat* status) nogil
-    int fchmod(int fd, unsigned int mode) nogil
-    int fchown(int fd, uint32_t user, uint32_t group) nogil
-    int ftruncate(int fd, int64_t size) nogil
-    uint32_t geteuid() nogil
-    bint S_ISREG(uint32_t mode) nogil
-    int64_t pread(int fd, void* into, size_t nbytes, int64_t offset) nogil
-    int64_t pwrite(int fd, const void* data, size_t nbytes, int64_t offset) nogil
     bint byte_lock(int fd, int64_t offset, int kind) noexcept nogil
     int bell_open(const char* path) noexcept nogil
     void bell_wait(int bell) noexcept nogil
-    void bell_ring(int fd) noexcept nogil
     void fence() noexcept nogil
-    uint64_t pid_namespace() noexcept nogil
 
 cdef extern from "threads.h" nogil:
     ctypedef struct pthread_t:
@@ -124,6 +98,15 @@ cdef extern from "threads.h" nogil:
                      void* (*run)(void*) noexcept nogil, void* argument)
 
 cdef NodeCore* all_nodes = NULL
+
+
+cdef void ring_bells(const NodeCore* node) noexcept nogil:
+    futimens(node.fd, NULL)
+
+
+cdef uint64_t pid_namespace() noexcept nogil:
+    cdef struct_stat status
+    return status.st_ino if stat("/proc/self/ns/pid", &status) == 0 else 0
 
 
 # ---- the page ------------------------------------------------------------------------------------
@@ -169,7 +152,7 @@ cdef int check_page(const NodePage* page) noexcept nogil:
 
 cdef int read_page(NodeCore* node) noexcept nogil:
     """Read the page, and note what this process's name has left. Caller holds `lock`."""
-    cdef Stat status
+    cdef struct_stat status
     cdef int outcome = NODE_DAMAGED
     cdef uint32_t i
     fence()                     # after this process's claim
@@ -552,7 +535,7 @@ cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
                 break
             node.own.asked_at = clock_ns()
             write_own(node)
-            bell_ring(node.fd)
+            ring_bells(node)
         lock_release(&node.lock)
         sleep_ns(POLL)
         lock_acquire(&node.lock)
@@ -623,7 +606,7 @@ cdef int open_page(NodeCore* node, bint make) noexcept nogil:
 
 cdef int open_once(NodeCore* node, bint make) noexcept nogil:
     cdef uint32_t mode = 0o660 if node.group else 0o600
-    cdef Stat status
+    cdef struct_stat status
     cdef int outcome
     node.fd = open_file(node.path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (O_CREAT if make else 0), mode)
     node.error = errno
@@ -735,7 +718,7 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit,
     name.limit = limit
     if not write_record(node, name, name_offset(index)):
         return NODE_SYSTEM
-    bell_ring(node.fd)
+    ring_bells(node)
     return NODE_OK
 
 
