@@ -463,6 +463,20 @@ def test_planned_run_equals_an_unplanned_run(name, options):
         outputs.clear()
 
 
+def test_refused_input_of_a_run_is_named():
+    builder = GraphBuilder()
+    builder.input("x", "float32", (8,))
+    builder.node("Relu", ["x"], [builder.value("y", "float32", (8,))])
+    plan = on_host(builder.build(["y"]))
+    with pytest.raises(TypeError, match="src float64") as refused:
+        plan.run(None, {"x": np.zeros(8)}, gpumem.Arena("host"))
+    assert "given for 'x'" in refused.value.__notes__[0]
+    with pytest.raises(ModelGraphError, match="nothing is given for x"):
+        plan.run(None, {"X": np.zeros(8)}, gpumem.Arena("host"))
+    with pytest.raises(TypeError, match="invalid inputs = None"):
+        plan.run(None, None, gpumem.Arena("host"))
+
+
 @pytest.mark.parametrize("weights", [False, True])
 def test_view_of_a_weight_has_its_values_in_a_run(weights):
     builder = GraphBuilder()

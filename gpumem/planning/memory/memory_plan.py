@@ -254,7 +254,7 @@ class MemoryPlan:
         ModelGraphError
             The plan has values without a place, or an input or a weight is missing.
         """
-        return run_plan(self, kernel, inputs, memory, weights or {}, stream)
+        return run_plan(self, kernel, inputs, memory, {} if weights is None else weights, stream)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._support.arguments import refuse
+from gpumem._support.arguments import refuse, require
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError, ModelGraphError
@@ -96,10 +96,10 @@ def run_plan(
     _check_given(plan, inputs, weights)
     run = _Run(plan, PlannedTensors(plan, memory, stream), weights, stream)
     for value in plan.placement.graph.inputs:
-        copy(run.tensors[value], inputs[value.name], stream)
+        _fill(run.tensors[value], value.name, inputs, stream)
     for tenant in plan.places:
         if tenant.value.is_initializer:  # views of it lie there
-            copy(run.tensors.tensor(*tenant), weights[tenant.value.name], stream)
+            _fill(run.tensors.tensor(*tenant), tenant.value.name, weights, stream)
     steps = plan.placement.steps
     for number, step in enumerate(steps):
         run.copies(number)
@@ -116,10 +116,22 @@ def _check_given(plan: MemoryPlan, inputs: Mapping[str, Any], weights: Mapping[s
     graph = plan.placement.graph
     if plan.unplanned:
         raise ModelGraphError(f"values of unknown size have no place: {', '.join(plan.unplanned)}")
-    for values, given in ((graph.inputs, inputs), (graph.initializers, weights)):
+    for what, values, given in (
+        ("inputs", graph.inputs, inputs),
+        ("weights", graph.initializers, weights),
+    ):
+        require(what, given, Mapping, "a Mapping of names to arrays")
         missing = [value.name for value in values if value.name not in given]
         if missing:
             raise ModelGraphError(f"nothing is given for {', '.join(missing)}")
+
+
+def _fill(tensor: Tensor, name: str, given: Mapping[str, Any], stream: Any) -> None:
+    try:
+        copy(tensor, given[name], stream)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"It is copied from the array that is given for {name!r}.")
+        raise
 
 
 class _Run:
