@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gpumem._support.sizes import format_size
@@ -36,7 +37,13 @@ def verdict(prediction: Prediction, run: PredictedRun) -> str:
     room = prediction.room(run.allocator)
     if run.end != "memory":
         return f"fits; {format_size(room)} remain"
-    lack = f"{format_size(-room)} too much" if room < 0 else "the allocator's memory is in pieces"
+    asked = re.search(r"Tried to allocate ([\d.]+) GiB", run.reason)  # PyTorch's words
+    if room < 0:
+        lack = f"{format_size(-room)} too much"
+    elif asked and float(asked[1]) * (1 << 30) > prediction.gpu.memory:  # even without a limit
+        lack = f"one request has {asked[1]} GiB"
+    else:
+        lack = "the allocator's memory is in pieces"
     phase = prediction.peak.phase if prediction.peak else ""
     during = f"peak in {phase}, " if phase else ""
     return f"does not fit: {during}{lack}; out of memory at {run.line}"

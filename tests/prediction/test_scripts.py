@@ -450,6 +450,12 @@ def test_attention_of_cudnn_needs_no_compiler(predicted):
     assert not run.refused
 
 
+def test_request_that_no_gpu_has_room_for_is_named(predicted):
+    found = predicted("torch.ones(1 << 40, device='cuda')", allocators=("default", "expandable"))
+    lacks = "does not fit: one request has 4096.00 GiB; out of memory at train.py:2"
+    assert str(found).count(lacks) == 2
+
+
 def test_command_prints_the_figures_and_its_status_is_the_answer(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import torch\nkept = torch.empty(500 << 20, device='cuda').sum().item()")
