@@ -539,9 +539,10 @@ cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil:
         lock_release(&node.lock)
         sleep_ns(POLL)
         lock_acquire(&node.lock)
+    else:
+        return False
     node.own.asked_bytes = 0
-    if node.fd >= 0:
-        write_own(node)
+    write_own(node)
     return leased
 
 

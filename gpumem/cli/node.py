@@ -9,9 +9,10 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from gpumem._node import NodeView, node_files
-from gpumem._support.sizes import format_size, parse_size
+from gpumem._support.sizes import format_size
+from gpumem.cli.arguments import size
 from gpumem.cli.output import json_option, present
-from gpumem.errors import ConfigError, NodeError
+from gpumem.errors import NodeError
 from gpumem.stats import NodeHolder
 
 
@@ -20,12 +21,11 @@ def _complete_node(_: click.Context, __: click.Parameter, begun: str) -> list[Co
     return [CompletionItem(name) for name in node_files() if name.startswith(begun)]
 
 
-def _read_limit(_: click.Context, __: click.Parameter, text: str | None) -> int | str | None:
+def _read_limit(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> int | str | None:
     """Read bytes, or the word for no limit."""
-    try:
-        return text if text in (None, "none") else parse_size(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+    return text if text == "none" else size(context, option, text)
 
 
 @click.command(short_help="List or change limits that programs of this machine share.")
@@ -41,8 +41,8 @@ def _read_limit(_: click.Context, __: click.Parameter, text: str | None) -> int 
 def node(limit: int | str | None, remove: bool, as_json: bool, name: str | None) -> None:
     """List the nodes of this user, or NAME alone, such as gpu0.
 
-    With --limit NAME may be one below a node, such as gpu0/tenant-a. The limit holds at once, for
-    all programs that use it.
+    With --limit and --remove NAME may be one below a node, such as gpu0/tenant-a. The limit holds
+    at once, for all programs that use it.
     """
     if name is None and (remove or limit is not None):
         raise click.UsageError("--limit and --remove need NAME")
