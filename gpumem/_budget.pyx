@@ -24,7 +24,7 @@ from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, is_share, share_of, whole_bytes
 from gpumem.device import Device
-from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
+from gpumem.errors import BudgetExceededError, ConfigError, NodeError, ReservationError
 from gpumem.stats import BudgetLevel, collection_text, OutOfMemoryReport
 
 
@@ -373,7 +373,10 @@ cdef class Budget:
         return made
 
     def __repr__(self):
-        limit = "no limit" if self.limit is None else f"limit {format_size(self.limit)}"
+        try:
+            limit = "no limit" if self.limit is None else f"limit {format_size(self.limit)}"
+        except NodeError as error:      # the node's page was damaged
+            limit = str(error)
         return f"<gpumem.Budget {self.name!r}: {format_size(self.used)} in use, {limit}>"
 
 

@@ -354,6 +354,7 @@ def test_damaged_page_is_an_error_and_no_crash(node, other, damage, text):
     damage(page_of(node))
     assert text in other("reserved(b, '10MiB')")
     assert "NodeError" in other("b.free")
+    assert text in other("b")  # its repr raises nothing
     if "removed" not in text:
         with pytest.raises(NodeError, match=text):
             Budget("64MiB", node=node)
