@@ -379,7 +379,7 @@ cdef int require_untouched(Arena arena) except -1:
                          "sleep(registered=\"stay\")")
     if arena.accesses:
         raise InUseError(f"{what}: other threads copy or fill its blocks "
-                         f"({counted(arena.accesses, 'access')} under way)")
+                         f"({counted(arena.accesses, 'operation')} under way)")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(arena_views(arena.core)) - arena.registered_fixed
     if arena.cpu_can_read and views:

@@ -168,7 +168,7 @@ def test_interrupted_sleep_leaves_a_tag_alone_that_another_thread_puts_to_sleep(
 
 def test_copy_under_way_refuses_a_sleep(arena, driver, host, tensor):
     with copied_into(tensor, driver, host):
-        with pytest.raises(InUseError, match="1 access under way"):
+        with pytest.raises(InUseError, match=r"\(1 operation under way"):
             arena.sleep()
         assert not arena.asleep
     assert (tensor.numpy() == 9).all()
