@@ -576,37 +576,30 @@ cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* pla
 cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) noexcept nogil:
     # Makes the chunk if there is none, or if it is too small.
     cdef Store* store = &sleeper.store
+    cdef Backing* backing = &store.backing
     cdef StoreChunk* chunk = &store.chunks[index]
     cdef uint64_t nbytes = chunk_bytes(store, index)
-    cdef CUresult code = CUDA_SUCCESS
+    cdef CUresult code
     if chunk.address and chunk.nbytes >= nbytes:
         return CUDA_SUCCESS
+    call[0] = backing.call
     if chunk.address and not chunk_end(store, chunk):
-        call[0] = store.backing.call
         return CUDA_ERROR_UNKNOWN
-    code = chunk_reserve(store, nbytes, &chunk.address, call)
+    code = context_enter(backing.context)
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    code = CUDA_ERROR_NOT_SUPPORTED
+    if host_pages_left(&store.ahead) >= nbytes:
+        code = pinned_take(backing, &store.ahead, nbytes, &chunk.address)
+    if code != CUDA_SUCCESS and code != CUDA_ERROR_OUT_OF_MEMORY:
+        code = backing.reserve(backing, nbytes, &chunk.address)
+    context_leave(backing.context)
     chunk.nbytes = nbytes
     if code != CUDA_SUCCESS:
         chunk.address = 0
     # A lack of memory is a failure of the store, all else one of the driver.
     sleeper.no_store = code == CUDA_ERROR_OUT_OF_MEMORY
-    return code
-
-
-cdef CUresult chunk_reserve(Store* store, uint64_t nbytes, uint64_t* address,
-                            const char** call) noexcept nogil:
-    cdef Backing* backing = &store.backing
-    cdef CUresult code = context_enter(backing.context)
-    call[0] = "cuCtxPushCurrent"
-    if code != CUDA_SUCCESS:
-        return code
-    code = CUDA_ERROR_NOT_SUPPORTED
-    if host_pages_left(&store.ahead) >= nbytes:
-        code = pinned_take(backing, &store.ahead, nbytes, address)
-    if code != CUDA_SUCCESS and code != CUDA_ERROR_OUT_OF_MEMORY:
-        code = backing.reserve(backing, nbytes, address)
-    call[0] = backing.call
-    context_leave(backing.context)
     return code
 
 
