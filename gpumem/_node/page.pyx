@@ -9,10 +9,11 @@ The sum of the slots is the only total, so a process that is killed in any instr
 nothing: its slot is refunded as a whole. A lease first claims its bytes in its own slot and then
 reads all slots. If the claims of all are within each limit, the claim is held; if not, withdrawn.
 Of two processes that claim at the same time, the later one reads both claims, so the held bytes
-never exceed a limit. No lock is held meanwhile: a stopped process delays nobody.
+never exceed a limit. No lock is held meanwhile: a stopped process delays no other one.
 
 Each process holds a lock of the kernel on its slot's bytes of the file, which ends with the process
-in any PID namespace. A process that gets the lock of a slot has found a dead one.
+in any PID namespace. A process that gets the lock of a slot has found a dead one. A sealed set has
+a slot of its own, which is locked as long as a process has its descriptor.
 
 The page is read and written by system calls and never mapped: a file that another program cuts off
 ends a read early, where an access of a mapping would be fatal, and a file that can be found by its

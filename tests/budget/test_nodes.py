@@ -239,7 +239,7 @@ def test_fork_child_has_a_slot_of_its_own(node, other):
         os.kill(child, signal.SIGKILL)
 
 
-def test_limit_is_changed_for_everybody(node, other):
+def test_limit_is_changed_for_all_processes(node, other):
     budget = Budget("64MiB", node=node)
     other(f"b := gpumem.Budget('64MiB', node={node!r})")
     budget.limit = "10MiB"
@@ -285,7 +285,7 @@ def test_name_in_use_is_not_given_another_limit(node, other):
     assert Budget(None, node=node).limit == 64 * MIB
 
 
-def test_node_is_removed_once_nobody_uses_it(node, other):
+def test_node_is_removed_once_no_process_uses_it(node, other):
     other(f"b := gpumem.Budget('64MiB', node={node!r})")
     assert node in node_files()
     with pytest.raises(NodeError, match=f"in use by process {other.process.pid}"):
