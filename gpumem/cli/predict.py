@@ -47,7 +47,7 @@ def _varied(_: click.Context, __: click.Parameter, text: str | None) -> tuple[st
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Predict the memory of a PyTorch script, without a GPU.",
 )
 @click.option(

@@ -46,7 +46,7 @@ def _read_node(
 
 @click.command(
     cls=_Run,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Run a program with gpumem in place of PyTorch's allocator.",
 )
 @click.option(

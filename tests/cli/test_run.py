@@ -474,6 +474,7 @@ def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_pat
     ("arguments", "said"),
     [
         (["nothing-of-this-name"], "'nothing-of-this-name' is neither a file nor a command"),
+        (["--max-memory", "1GiB", "x.py"], "Did you mean"),
         (["--max-mem", "much", "x.py"], "much"),
         (["--node-limit", "gpu0=much", "x.py"], "much"),
         (["--node-limit", "gpu 0=20GiB", sys.executable], "invalid node = 'gpu 0'"),
