@@ -182,13 +182,19 @@ def keep_for_contributors(app, env):
             env.metadata[page] |= {"nosearch": True, "orphan": True}
 
 
-def link_to_the_top(app, env, node, content):
-    """Link a name that a docstring has without its module, and that `gpumem` exports."""
-    if node["refdomain"] != "py" or node["reftarget"].partition(".")[0] not in gpumem.__all__:
+def link_to_a_class(app, env, node, content):
+    """Link a name that a docstring has without its module; of an attribute, link its class."""
+    name, python = node["reftarget"], env.domains.python_domain
+    if node["refdomain"] != "py" or not (name[0].isupper() or name in gpumem.__all__):
         return None
-    target, python = f"gpumem.{node['reftarget']}", env.domains.python_domain
-    kind = node["reftype"]
-    return python.resolve_xref(env, node["refdoc"], app.builder, kind, target, node, content)
+    for each in (name, name.rpartition(".")[0]):
+        found = python.find_obj(env, "gpumem", None, each, None, 1) if each else []
+        if len(found) == 1:
+            kind, target = node["reftype"], found[0][0]
+            return python.resolve_xref(
+                env, node["refdoc"], app.builder, kind, target, node, content
+            )
+    return None
 
 
 class OutputOf(Directive):
@@ -216,7 +222,7 @@ class OutputOf(Directive):
 def setup(app):
     """Connect the functions above."""
     app.add_directive("output-of", OutputOf)
-    app.connect("missing-reference", link_to_the_top)
+    app.connect("missing-reference", link_to_a_class)
     app.connect("autodoc-process-docstring", add_table)
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
     app.connect("source-read", add_index_entries)
