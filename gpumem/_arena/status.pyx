@@ -250,6 +250,8 @@ cdef int raise_half_asleep(Arena arena) except -1:
     """Raise for a sleep that was refused half-way, where undoing it was refused too."""
     try:
         raise_refusal(arena)
+    except ClosedError:         # the process ends
+        raise
     except Exception as refusal:
         raise AsleepError(
             f"arena {arena.name!r} is asleep in part: the driver refused a step of sleep(), and "

@@ -295,12 +295,19 @@ def test_place_of_sleep_that_is_none_is_refused_by_name(held, to, error):
     assert not arena.asleep
 
 
-def test_failed_sleep_that_cannot_be_undone_is_reported(held, host):
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        (2, gpumem.errors.AsleepError, r"asleep in part.*cuMemCreate"),  # OUT_OF_MEMORY
+        (4, gpumem.errors.ClosedError, "shutting down"),  # DEINITIALIZED: the process ends
+    ],
+)
+def test_failed_sleep_that_cannot_be_undone_is_reported(held, host, code, error, text):
     arena, buffers = held
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
-    host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
+    host.fail("cuMemCreate", 1, code, 1)  # of the first page, to undo the sleep
     try:
-        with pytest.raises(gpumem.errors.AsleepError, match=r"asleep in part.*cuMemCreate"):
+        with pytest.raises(error, match=text):
             arena.sleep()
     finally:
         host.clear_faults()
