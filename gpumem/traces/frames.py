@@ -8,7 +8,9 @@ from gpumem.traces.trace import Frames
 
 _PYTHON = re.compile(r"\.py$|^<(stdin|string|ipython)")
 _LIBRARIES = re.compile(r"/(torch|(site|dist)-packages|gpumem|python3[.\d]*)/")
-_PREDICTION = re.compile(r"/gpumem/prediction/child/\w+\.py$")
+_DISPATCH = re.compile(
+    r"/(gpumem/prediction/child/_values|torch/(_ops|_compile|_dynamo/eval_frame))\.py$"
+)
 # Native frames of PyTorch's operators and of autograd's nodes: a thread of autograd has no others.
 _OPERATOR = re.compile(r"(?:at::_ops|torch::autograd::generated)::(\w+)::(?:call|apply)\b")
 
@@ -17,8 +19,8 @@ def own_frames(stack: Frames) -> Frames:
     """Return the lines of Python outside of libraries, else all lines, operators or frames."""
     lines = tuple(frame for frame in stack if frame[1] and _PYTHON.search(frame[0]))
     own = tuple(line for line in lines if not _LIBRARIES.search(line[0]))
-    # A thread of autograd has no lines but those of a prediction, which looks at each operator.
-    if not own and any(_PREDICTION.search(line[0]) for line in lines):
+    # A thread of autograd has no lines but those by which a prediction looks at each operator.
+    if lines and all(_DISPATCH.search(line[0]) for line in lines):
         return (("", 0, "torch"),)
     names = (_OPERATOR.match(name) for _, line, name in stack if not line)
     return own or lines or tuple(("", 0, name[1]) for name in names if name) or stack
