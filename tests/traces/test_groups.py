@@ -154,7 +154,7 @@ def test_frames_of_a_prediction_do_not_own_what_a_backward_pass_allocates():
     line = ("train.py", 7, "step")
     assert owner_named(None, frames, "PyTorch") == "torch"
     assert own_frames((*frames, line)) == (line,)
-    of_a_library = ("/home/gpumem/train.py", 7, "step")
+    of_a_library = ("/job/gpumem/train.py", 7, "step")
     assert own_frames((*frames, of_a_library)) == (*frames, of_a_library)
 
 
