@@ -25,12 +25,12 @@ class CpuMover:
     """Moves CPU tensors; a program that reads one before it is awaited reads zeros."""
 
     device = torch.device("cpu")
-    moves_pages = False
+    sees_peaks = False
 
     def __init__(self):
         self.room = 1 << 40
         self.host = HostMemory(self.slab)
-        self.ends = 0
+        self.ends = self.releases = 0
 
     def live(self):
         return 1000, 1000, 0
@@ -43,12 +43,15 @@ class CpuMover:
     def require_no_capture(self):
         pass
 
-    def copy_out(self, pieces, flat, first, last):
+    def current_stream(self):
+        return None
+
+    def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
 
-    def wait_for_room(self, room):
-        return 0
+    def release(self, flat, end, stream):
+        self.releases += 1
 
     def bring(self, pieces, nbytes, first, last):
         flat = torch.zeros(nbytes, dtype=torch.uint8)
@@ -179,6 +182,32 @@ def test_brought_ahead_and_never_needed_is_awaited_by_its_memory(offload):
     assert offload.report().brought == offload.mover.ends * x.nbytes
 
 
+def test_storages_that_need_not_leave_are_not_brought_back():
+    made = Offload(torch, CpuMover(), 1 << 40, 1)
+    made.planner.save = lambda *given, save=made.planner.save: save(*given) or True
+    assert all(map(torch.equal, gradients(chunks), gradients(chunks, made)))
+    report = made.report()
+    assert report.moved > report.brought == 0
+    gc.collect()
+    assert made.mover.releases > 0
+    assert (made.planner.leaving, made.planner.out) == (0, 0)
+
+
+def test_storages_that_stay_leave_before_a_request_is_refused():
+    made = Offload(torch, CpuMover(), 1 << 40, 1)
+    x = torch.linspace(0, 1, 64, requires_grad=True)
+    (expected,) = torch.autograd.grad((x * 2).sin().exp().sum(), x)
+    with made:
+        held = x * 2  # by the program, too: its memory cannot be freed
+        y = held.sin().exp().sum()
+    assert made.report().moved == 0
+    assert made._relieve(1) == held.nbytes
+    assert made._relieve(1 << 40) == 0
+    assert made.planner.out == made.report().moved == 2 * held.nbytes
+    assert torch.equal(torch.autograd.grad(y, x)[0], expected)
+    assert made.report().brought == held.nbytes
+
+
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
     offload.mover.room = 0
     assert all(map(torch.equal, gradients(chunks), gradients(chunks, offload)))
@@ -296,6 +325,30 @@ print(host.used, host.held <= pinned.max_reserved <= 1.02 * max(moved) * MIB)
 """
     )
     assert said.splitlines() == ["True True", "True True", "True 0", "0 True"], said
+
+
+@needs_cuda
+def test_request_that_no_step_had_moves_what_stays_instead_of_a_refusal():
+    said = over_null_cuda(
+        """
+import torch
+from gpumem import Arena
+from gpumem.integrations import torch as integration
+integration.enable(Arena("cuda:0", max_mem="128MiB"), mode="full")
+moving = integration.offload("1GiB")
+x = torch.ones(1 << 22, device="cuda", requires_grad=True)
+with moving:
+    y = (x * 2).sin().exp()
+    print(moving.report().moved)
+    more = torch.empty(21 << 20, device="cuda")
+print(moving.report().moved >> 20, moving.planner.out >> 20)
+del more
+y.sum().backward()
+print(moving.report().brought >> 20, moving.planner.out, x.grad.shape)
+"""
+    )
+    # The program holds the result, which needs not come back.
+    assert said.splitlines() == ["0", "32 32", "16 0 torch.Size([4194304])"], said
 
 
 @needs_cuda

@@ -93,5 +93,7 @@ cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept n
 cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil
 # Returns how many live blocks a hook has that has an owner.
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
+# Returns the highest sums of both kinds since the last call, and those of now.
+cdef HookLive hook_peak_since(AllocatorHook* hook, HookLive* now) noexcept nogil
 # Sets the peaks to what is in use now.
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil

@@ -244,7 +244,19 @@ cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil:
     biased_enter(&hook.counting)
     counts = hook.counts
     biased_leave(&hook.counting)
+    raise_peaks(&counts.peaks[<int>HOOK_KINDS], counts.earlier)
     return counts
+
+
+cdef HookLive hook_peak_since(AllocatorHook* hook, HookLive* now) noexcept nogil:
+    cdef HookLive* peak = &hook.counts.peaks[<int>HOOK_KINDS]
+    cdef HookLive found
+    biased_enter(&hook.counting)
+    found = peak[0]
+    raise_peaks(&hook.counts.earlier, found)
+    now[0] = peak[0] = live_of_both(&hook.counts)
+    biased_leave(&hook.counting)
+    return found
 
 
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
@@ -264,6 +276,7 @@ cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
     for kind in range(<int>HOOK_KINDS):
         counts.peaks[kind] = live_of(&counts.sums[kind])
     counts.peaks[<int>HOOK_KINDS] = live_of_both(counts)
+    counts.earlier = HookLive(0, 0, 0)
     biased_leave(&hook.counting)
 
 

@@ -173,6 +173,7 @@ cdef uint64_t (*hooks_blocks)(const ArenaCore* arena, uint64_t* addresses, uint8
                               uint64_t most) noexcept nogil
 cdef void (*hooks_bytes)(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
 cdef HookCounts (*hook_counts)(AllocatorHook* hook) noexcept nogil
+cdef HookLive (*hook_peak_since)(AllocatorHook* hook, HookLive* now) noexcept nogil
 cdef uint64_t (*hook_live)(const AllocatorHook* hook) noexcept nogil
 cdef void (*hook_reset_peak)(AllocatorHook* hook) noexcept nogil
 

@@ -104,6 +104,7 @@ hooks_of = hooks.hooks_of
 hooks_blocks = hooks.hooks_blocks
 hooks_bytes = hooks.hooks_bytes
 hook_counts = hooks.hook_counts
+hook_peak_since = hooks.hook_peak_since
 hook_live = hooks.hook_live
 hook_reset_peak = hooks.hook_reset_peak
 heap_create = debug_heap.heap_create

@@ -283,6 +283,7 @@ cdef struct HookLive:       # differences of those sums
 cdef struct HookCounts:
     HookSums sums[2]        # by HookKind
     HookLive peaks[3]       # the highest, by HookKind; the last: of both together
+    HookLive earlier        # that of both together before the last `hook_peak_since`
 
 cdef struct HookBlock:
     uint64_t address

@@ -316,8 +316,7 @@ def offload(
     device = torch.cuda.current_device()
     nbytes = _limit_of(limit, Device(f"cuda:{device}"))
     arena = _arena_of(device)
-    moves_pages = arena is not None and arena.backing == "virtual"
-    mover = Mover(torch, device, moves_pages=moves_pages)
+    mover = Mover(torch, device, sees_peaks=status().mode == "full")
     mover.require_no_capture()
     if not _pinned.installed:
         enable_pinned()

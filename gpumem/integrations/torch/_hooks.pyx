@@ -15,7 +15,7 @@ from gpumem._native.arena.api cimport (
     arena_reset_peaks, arena_set_limit, arena_shrink, arena_stream, ArenaCopy, ArenaCore,
     ArenaCounts, ArenaFigures, arenas_release_after_work, caches_flush, family_counts, FamilyCounts,
     hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
-    hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
+    hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_peak_since, hook_record, hook_reset_peak,
     hook_retain, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums,
     memory_is_out, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
 )
@@ -38,6 +38,7 @@ from gpumem._support.process cimport (
 
 from threading import RLock
 
+from gpumem._support.sizes import format_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch import _sharing
@@ -133,6 +134,7 @@ PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a dev
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 # Functions from a device to the Arena of one that is not in `served`; at True of pinned memory.
 cdef dict finders = {}
+cdef object reliever = None     # frees bytes of a device before a refusal; returns their number
 # The finder may return a new arena each time, and none may replace one that serves. A thread that
 # finds one may need another device's arena for it.
 cdef object finding = RLock()
@@ -768,6 +770,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
 cdef struct Garbage:        # one collection; both threads see it
     BoundedCall call
     int device
+    size_t nbytes
     char said[MAX_SAID]     # empty: it freed nothing
 
 
@@ -781,7 +784,7 @@ cdef int collect(int device, size_t nbytes, int status, char** said) noexcept no
     if garbage == NULL:
         return outcome
     garbage.call.run = collect_for
-    garbage.device = device
+    garbage.device, garbage.nbytes = device, nbytes
     if not call_within(&garbage.call, collect_ms[device] * 1_000_000):
         outcome = TORCH_NO_INTERPRETER
         said[0] = late_text(nbytes, collect_ms[device])
@@ -800,7 +803,10 @@ cdef void collect_for(BoundedCall* call) noexcept:
     if context_enter(arena_context(arena.core)) != CUDA_SUCCESS:
         return
     try:
-        text = collection_text(*(collect_garbage(arena) or (0, ()))).encode("utf-8", "replace")
+        released = reliever(garbage.device, garbage.nbytes) if reliever is not None else 0
+        text = (collection_text(*(collect_garbage(arena) or (0, ()))) if released == 0
+                else f"{format_size(released)} left the GPU before this error"
+                ).encode("utf-8", "replace")
         strncpy(garbage.said, <bytes>text, MAX_SAID - 1)
     except BaseException as error:
         interrupt_again(error)
@@ -895,6 +901,21 @@ def set_finder(function, *, pinned=False):
     With `pinned`, ``function(PINNED)`` for the arena of pinned memory.
     """
     finders[pinned] = function
+
+
+def set_reliever(function):
+    global reliever
+    reliever = function
+
+
+def live_bytes(int device):
+    """Return the bytes of a device's blocks, and the highest since the last call."""
+    cdef AllocatorHook* hook = hook_of(device)
+    cdef HookLive now, highest
+    if hook == NULL:
+        return 0, 0
+    highest = hook_peak_since(hook, &now)
+    return now.allocated, highest.allocated
 
 
 def arenas():

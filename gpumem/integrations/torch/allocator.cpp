@@ -424,7 +424,7 @@ class Allocator final : public CUDAAllocator {
     void *allocate_at_last(void *hook, DeviceIndex device, size_t nbytes, cudaStream_t stream,
                            int status) {
         void *address = nullptr;
-        char *said = nullptr;
+        Text line(nullptr, &std::free);
         int collected = TORCH_NOTHING_FREED;
         if (calls_->is_memory(status)) {
             auto *callbacks = c10::FreeCudaMemoryCallbacksRegistry();
@@ -436,11 +436,15 @@ class Allocator final : public CUDAAllocator {
                 status = take(device, pool.get(), nbytes, stream, &address);
             }
         }
-        if (status != 0 && c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
-                               c10::cuda::CaptureStatus::None)
+        // Each call frees more, until there is nothing more to free.
+        while (status != 0 && c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
+                                  c10::cuda::CaptureStatus::None) {
+            char *said = nullptr;
             collected = calls_->collect(device, nbytes, status, &said);
-        Text line(said, &std::free);
-        if (collected == TORCH_FREED) status = take(device, hook, nbytes, stream, &address);
+            if (said) line.reset(said);
+            if (collected != TORCH_FREED) break;
+            status = take(device, hook, nbytes, stream, &address);
+        }
         if (status != 0) fail(device, nbytes, stream, status, collected, line.get());
         return address;
     }

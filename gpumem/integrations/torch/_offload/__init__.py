@@ -20,9 +20,10 @@ from types import ModuleType
 from typing import Any, Self
 
 from gpumem._support.sizes import format_size
+from gpumem.integrations.torch import _hooks
 from gpumem.integrations.torch._offload.checkpoints import saved_keywords
 from gpumem.integrations.torch._offload.host import Piece
-from gpumem.integrations.torch._offload.plan import Planner, TrainingStep
+from gpumem.integrations.torch._offload.plan import Item, Planner, TrainingStep
 
 
 @dataclass
@@ -32,9 +33,9 @@ class Moves:
     Attributes
     ----------
     moved : int
-        Bytes moved to the host.
+        Bytes copied to the host.
     brought : int
-        Bytes of them brought back; the others were not needed, or the program still had them.
+        Bytes of them brought back; the others had not left the GPU yet, or were not needed.
     hidden, waited : int
         Bytes of those that were back before the GPU needed them, and for which it waited.
     refused : int
@@ -88,9 +89,13 @@ class _Record:
         self.module = module
         self.step: TrainingStep = owner.planner.step
         self.number = len(self.step.items) - 1  # the planner has just noted it
+        self.item: Item = self.step.items[-1]
         self.host: list[Piece] | None = None
         self.first = self.last = 0  # bytes that the host has
+        self.stream = owner.mover.current_stream()  # that its first tensor was saved on
+        self.saved: list[weakref.ref[_Saved]] = []
         self.pending = 0  # saved tensors that no backward pass has needed
+        self.leaving: tuple[Any, ...] | None = None  # its bytes on the GPU, copy's end, stream
         self.is_out = False
         self.flat: Any = None  # on the GPU again, while tensors are pending
         self.back: Any = None  # a weak reference to its storage
@@ -98,11 +103,23 @@ class _Record:
         self.is_awaited = True
 
     def __del__(self) -> None:
+        self.leave()
         self.set_out(False)
         if not self.is_awaited and self.copy is not None:
             self.owner.mover.drop(*self.copy)
         if self.host is not None:
             self.owner.mover.host.free(self.host)
+
+    def leave(self) -> bool:
+        """Free the GPU's block in the order of its stream, which waits for the copy."""
+        with self.owner.lock:
+            leaving, self.leaving = self.leaving, None
+            if leaving is None:
+                return False
+            self.owner.mover.release(*leaving)
+            self.owner.planner.leaving -= self.nbytes
+            self.set_out(True)
+            return True
 
     def set_out(self, is_out: bool) -> None:
         with self.owner.lock:
@@ -110,15 +127,18 @@ class _Record:
             self.is_out = is_out
 
 
-class _Saved:
-    """Autograd holds it in place of a tensor: it has the tensor, or its place in a record."""
+_Kept = tuple[Any, int | None]
+"""A saved tensor that stays, and its version; None: an inference tensor, which has none."""
 
-    def __init__(self, tensor: Any, record: _Record | None) -> None:
+
+class _Saved:
+    """The place of a saved tensor in a record; the tensor itself if it stays."""
+
+    def __init__(self, tensor: Any, record: _Record) -> None:
         self.record = record
         self.is_used = False
-        self.tensor = tensor.detach()
-        self.counter = self.tensor
-        self.version = None if tensor.is_inference() else tensor._version
+        self.tensor = self.counter = tensor.detach()
+        self.version = tensor._version
 
     def leave(self) -> None:
         """Keep what rebuilds the tensor, and its counter of versions, but not its memory."""
@@ -128,14 +148,15 @@ class _Saved:
         tensor.data = tensor.new_empty(0)  # keeps the counter
         self.tensor = None
 
-    def check(self) -> None:
-        """Raise what PyTorch raises of a saved tensor; it leaves the check to hooks."""
-        if self.version is not None and self.counter._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a saved tensor is at version {self.counter._version}; "
-                f"expected version {self.version} instead"
-            )
+
+def _check(tensor: Any, version: int | None) -> None:
+    """Raise what PyTorch raises of a saved tensor; it leaves the check to hooks."""
+    if version is not None and tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: a saved tensor is at version {tensor._version}; "
+            f"expected version {version} instead"
+        )
 
 
 class _Inside(threading.local):
@@ -153,17 +174,22 @@ class Offload:
     """
 
     def __init__(self, torch: ModuleType, mover: Any, limit: int, min_bytes: int) -> None:
-        self.planner = Planner(limit, moves_pages=mover.moves_pages)
+        self.planner = Planner(limit, sees_peaks=mover.sees_peaks)
         self.mover = mover
         self.lock = threading.RLock()
         self._torch = torch
+        self._kinds = {torch.Tensor, torch.nn.Parameter}
+        self._task: Callable[[], int] = torch._C._current_graph_task_id
         self._min_bytes = min_bytes
         reductions: Any = import_module("torch.multiprocessing.reductions")
         self._reference = reductions.StorageWeakRef
-        self._records: weakref.WeakValueDictionary[Any, _Record] = weakref.WeakValueDictionary()
+        # By the address of a storage, which none has again while there is a reference to it.
+        self._records: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
+        self._fixed: dict[int, Any] = {}  # of parameters and buffers
         self._moved: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
+        self._leaving: deque[weakref.ref[_Record]] = deque()  # in the order of their copies
         self._coming: deque[int] | None = None  # numbers of moved storages that are not back yet
-        self._fixed: set[Any] = set()  # storages of parameters and buffers
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inside = _Inside()
         self._entered: list[Any] = []
         self._waits: list[tuple[Moves, int, Any, Any]] = []
@@ -213,17 +239,22 @@ class Offload:
             return
         inside = self._inside
         if not inside.paths:
-            inside.names = {id(each): path for path, each in module.named_modules()}
-            parameters = [each for each in module.parameters() if each.requires_grad]
+            inside.names = self._names.get(module, {})
+            if id(module) not in inside.names:
+                names = {id(each): path for path, each in module.named_modules()}
+                inside.names = self._names[module] = names
             self.planner.coming = sum(
-                each.nbytes for each in parameters if each.grad is None and not self._why_not(each)
+                each.nbytes
+                for each in module.parameters()
+                if each.requires_grad and each.grad is None and each.device == self.mover.device
             )
         inside.paths.append(inside.names.get(id(module)) or type(module).__name__)
         for each in (*module._parameters.values(), *module._buffers.values()):
-            if each is None or self._why_not(each):
+            if each is None or self._why_not(each) or each.nbytes < self._min_bytes:
                 continue
-            if each.nbytes >= self._min_bytes:
-                self._fixed.add(self._reference(each.untyped_storage()))
+            storage = each.untyped_storage()
+            if storage._cdata not in self._fixed:
+                self._fixed[storage._cdata] = self._reference(storage)
 
     def _leave_module(self, module: Any, args: object, output: object) -> None:
         if not self._torch.compiler.is_compiling() and self._inside.paths:
@@ -233,10 +264,9 @@ class Offload:
 
     def _why_not(self, tensor: Any) -> str:
         """Return why a tensor cannot move, or nothing."""
-        torch = self._torch
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_quantized:
+        if type(tensor) not in self._kinds or tensor.is_quantized:
             return "subclass"
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not self._torch.strided:
             return "not strided"
         if tensor.device != self.mover.device:
             return f"on {tensor.device.type}"
@@ -244,68 +274,124 @@ class Offload:
             return "lazily conjugated or negated"
         return ""
 
-    def _is_fixed(self, tensor: Any, ref: Any) -> bool:
-        """Whether it lies in a parameter or a buffer, also in one that no module has."""
+    def _is_fixed(self, tensor: Any) -> bool:
+        """Whether it lies in a parameter or a buffer that no module has."""
         owner = tensor if tensor._base is None else tensor._base
-        return (
-            isinstance(owner, self._torch.nn.Parameter)
-            or (owner.is_leaf and owner.requires_grad)
-            or ref in self._fixed
+        return owner.is_leaf and (
+            owner.requires_grad or isinstance(owner, self._torch.nn.Parameter)
         )
 
-    def _pack(self, tensor: Any) -> _Saved:
+    def _pack(self, tensor: Any) -> _Saved | _Kept:
+        # PyTorch calls it without gradients.
         reason = self._why_not(tensor)
         if reason:
             skipped = self._report.skipped
             skipped[reason] = skipped.get(reason, 0) + 1
-            return _Saved(tensor, None)
+            return self._keep(tensor)
         storage = tensor.untyped_storage()
+        key = storage._cdata
         # A backward pass frees soon what it saves, such as by recomputation.
-        is_backward = self._torch._C._current_graph_task_id() != -1
-        if storage.nbytes() < self._min_bytes or is_backward or tensor.is_inference():
-            return _Saved(tensor, None)
-        ref = self._reference(storage)
-        if self._is_fixed(tensor, ref):
-            return _Saved(tensor, None)
-        with self.lock, self._torch.no_grad():
-            record = self._records.get(ref)
+        if key in self._fixed or storage.nbytes() < self._min_bytes or self._task() != -1:
+            return self._keep(tensor)
+        if tensor.is_inference():
+            return self._keep(tensor)
+        with self.lock:
+            record = self._records.get(key)
             if record is None or record.version != tensor._version:
-                record = self._records[ref] = self._begin(ref, storage, tensor._version)
+                if self._is_fixed(tensor):
+                    return self._keep(tensor)
+                record = self._records[key] = self._begin(storage, tensor._version)
             saved = _Saved(tensor, record)
             record.pending += 1
-            if record.host is not None and self._extend(record, tensor, storage):
-                saved.leave()
+            record.saved.append(weakref.ref(saved))
+            if record.host is not None:
+                self._extend(record, saved, storage, self.mover.current_stream())
             return saved
 
-    def _begin(self, ref: Any, storage: Any, version: int) -> _Record:
+    def _keep(self, tensor: Any) -> _Kept:
+        return tensor.detach(), None if tensor.is_inference() else tensor._version
+
+    def _begin(self, storage: Any, version: int) -> _Record:
         """Begin a record, with host memory if it moves."""
         module = self._inside.paths[-1] if self._inside.paths else ""
         planner, nbytes = self.planner, storage.nbytes()
         live, peak, waste = self.mover.live()
         moves = planner.save(module, nbytes, live, peak, waste)
-        self.mover.wait_for_room(planner.room(live) + planner.margin / 2)
-        record = _Record(self, ref, nbytes, version, module)
+        self._make_room(live)
+        record = _Record(self, self._reference(storage), nbytes, version, module)
         if record.number == 0:
             self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
-            self._fixed = {each for each in self._fixed if not each.expired()}
+            self._fixed = {
+                key: each for key, each in self._fixed.items() if not each.expired()
+            }
         self._coming = None
         if moves:
             self.mover.require_no_capture()
             record.host = self.mover.host.allocate(nbytes)
-            if record.host is None:
-                self._moves(record).refused += nbytes
-            else:
-                self._moves(record).moved += nbytes
-                self._moved[record.number] = record
-                record.set_out(True)
+            self._note_move(record)
         return record
 
-    def _extend(self, record: _Record, tensor: Any, storage: Any) -> bool:
-        """Copy a tensor's bytes to the host, but those that are there; return whether it has them.
+    def _note_move(self, record: _Record) -> None:
+        if record.host is None:
+            self._moves(record).refused += record.nbytes
+        else:
+            self._moves(record).moved += record.nbytes
+            self._moved[record.number] = record
+
+    def _make_room(self, live: int) -> int:
+        """Free blocks that the time up to the next point needs; returns their bytes."""
+        return self._release(-self.planner.room(live) - self.planner.margin / 2)
+
+    def _release(self, nbytes: float) -> int:
+        """Free blocks of at least so many bytes that leave, the oldest copies first.
+
+        Returns their bytes. Their streams wait for the copies, and no thread does.
+        """
+        released = 0
+        while self._leaving and released < nbytes:
+            record = self._leaving.popleft()()
+            if record is not None and record.leave():
+                released += record.nbytes
+                self._coming = None
+        return released
+
+    def _relieve(self, nbytes: int) -> int:
+        """Free memory before a request of so many bytes is refused; storages that stay move, too.
+
+        Returns the bytes that are free then.
+        """
+        released = self._release(nbytes)
+        for record in list(self._records.values()):
+            if released >= nbytes:
+                break
+            if record.host is None:
+                moved = self._evict(record)
+                self.planner.evicted += moved
+                released += moved
+        return released
+
+    def _evict(self, record: _Record) -> int:
+        """Move a storage that stays; returns the bytes that are free then."""
+        storage = self._revive(record.original)
+        found = [each for ref in record.saved if (each := ref()) and each.tensor is not None]
+        if storage is None or not found:
+            return 0
+        record.host = self.mover.host.allocate(record.nbytes)
+        self._note_move(record)
+        if record.host is not None:
+            with self._torch.no_grad():
+                for each in found:
+                    self._extend(record, each, storage, record.stream)
+        del storage
+        return record.nbytes if record.leave() and self._revive(record.original) is None else 0
+
+    def _extend(self, record: _Record, saved: _Saved, storage: Any, stream: Any) -> None:
+        """Copy a tensor's bytes to the host, but those that are there, and let go of the tensor.
 
         Others of the storage may be written later, by a kernel that counts no version.
         """
+        tensor = saved.tensor
         size = tensor.element_size()
         first = tensor.storage_offset() * size
         spans = zip(tensor.size(), tensor.stride(), strict=True)
@@ -314,41 +400,44 @@ class Offload:
         if record.last == 0:
             record.first = record.last = first
         if last < record.first or first > record.last:
+            record.leave()
             record.set_out(False)
-            return False
+            return
         torch = self._torch
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         for begin, end in ((first, record.first), (record.last, last)):
             if begin < end:
-                self.mover.copy_out(record.host, flat, begin, end)
+                copied = self.mover.copy_out(record.host, flat, begin, end, stream)
+                if record.leaving is None:
+                    self._leaving.append(weakref.ref(record))
+                    self.planner.leaving += record.nbytes
+                    record.set_out(False)
+                record.leaving = (flat, copied, stream)
         record.first, record.last = min(first, record.first), max(last, record.last)
-        return True
+        saved.leave()
 
-    def _unpack(self, saved: _Saved) -> Any:
-        saved.check()
-        record = saved.record
-        if record is None:
-            return saved.tensor
-        with self.lock, self._torch.no_grad():
-            original = self._revive(record.original)
-            if original is not None and original.nbytes() != record.nbytes:
-                original = None  # it was resized
-            live, peak, waste = self.mover.live()
-            frees = saved.tensor is None and original is None
-            self.planner.need(
-                record.step,
-                record.number,
-                live,
-                peak,
-                waste,
-                frees=frees or record.host is None,
-            )
-            live += self.mover.wait_for_room(self.planner.room(live) + self.planner.margin / 2)
-            storage = original
-            if saved.tensor is None and original is None:
+    def _unpack(self, saved: _Saved | _Kept) -> Any:
+        if isinstance(saved, tuple):
+            _check(*saved)
+            return saved[0]
+        _check(saved.counter, saved.version)
+        record, planner = saved.record, self.planner
+        with self.lock:
+            storage = self._revive(record.original)
+            if storage is not None and storage.nbytes() != record.nbytes:
+                storage = None  # it was resized
+            is_back = saved.tensor is not None or storage is not None
+            if record.step is not planner.step or record.item.end is None:
+                live, peak, waste = self.mover.live()
+                frees = not is_back or record.leaving is not None or record.host is None
+                planner.need(record.step, record.number, live, peak, waste, frees=frees)
+                live -= self._make_room(live)
+                if not is_back:
+                    storage = self._wait(record)
+                if record.step is planner.step:
+                    self._bring_next(live)
+            elif not is_back:
                 storage = self._wait(record)
-            if record.step is self.planner.step:
-                self._bring_next(live)
             if not saved.is_used:
                 saved.is_used = True
                 record.pending -= 1
@@ -366,7 +455,12 @@ class Offload:
         """Return a record's storage on the GPU; the current stream waits for its bytes."""
         storage = self._revive(record.back)
         if storage is None:
-            self._bring(record)
+            try:
+                self._bring(record)
+            except self._torch.OutOfMemoryError:
+                if not self._relieve(record.nbytes):
+                    raise
+                self._bring(record)
             storage = record.flat.untyped_storage()
         flat = self._torch.empty(0, dtype=self._torch.uint8, device=self.mover.device).set_(storage)
         assert record.copy is not None
@@ -405,7 +499,10 @@ class Offload:
             self._coming.popleft()
 
     def _moves(self, record: _Record) -> Moves:
-        return self._report.modules.setdefault(record.module, Moves())
+        modules = self._report.modules
+        if record.module not in modules:
+            modules[record.module] = Moves()
+        return modules[record.module]
 
 
 def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
@@ -453,6 +550,19 @@ def _end_backward() -> None:
     time.sleep(0.02)  # for passes that began without hooks
 
 
+def _relieve(device: int, nbytes: int) -> int:
+    """Free memory of a device before a request of so many bytes is refused."""
+    released = 0
+    for each in list(_offloads.values()):
+        # A thread that holds the lock asks for memory itself, or will leave it soon.
+        if each.mover.device.index == device and each.lock.acquire(blocking=False):
+            try:
+                released += each._relieve(nbytes - released)
+            finally:
+                each.lock.release()
+    return released
+
+
 def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_bytes: int) -> Offload:
     """Return the context of a device, with its limit, or the bytes that are free for it now."""
     key = (mover.device.index, limit, min_bytes)
@@ -461,6 +571,7 @@ def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_byt
         if found is None or found._entered:
             if not _offloads:
                 atexit.register(_end_backward)
+                _hooks.set_reliever(_relieve)
             found = _offloads[key] = Offload(torch, mover, limit or free, min_bytes)
         found.planner.limit = limit or free
         return found

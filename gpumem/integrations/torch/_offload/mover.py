@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import ModuleType
 from typing import Any
 
 from gpumem import observe
 from gpumem.errors import IntegrationError
+from gpumem.integrations.torch import _hooks
 from gpumem.integrations.torch._offload.host import HostMemory, Piece
 
 
 class Mover:
     """Copies the storages of one GPU, all on one stream: what is brought back was copied before.
 
-    Tensors are of bytes and span whole storages. Calls have the device's current stream. If the
-    allocator `moves_pages`, its free pages serve any block.
+    Tensors are of bytes and span whole storages. Calls have the device's current stream. It
+    `sees_peaks` of any time if PyTorch's memory comes from an arena.
     """
 
-    def __init__(self, torch: ModuleType, device: int, *, moves_pages: bool = False) -> None:
+    def __init__(self, torch: ModuleType, device: int, *, sees_peaks: bool = False) -> None:
         self._torch = torch
-        self.moves_pages = moves_pages
+        self.sees_peaks = sees_peaks
         self.device = torch.device("cuda", device)
         self._stream = torch.cuda.Stream(device)
         self.host = HostMemory(self._pinned)
-        self._leaving: deque[tuple[Any, int]] = deque()  # the ends of copies to the host, bytes
 
     def live(self) -> tuple[int, int, int]:
         """Return the bytes that PyTorch has allocated, the highest there were, and those between.
 
-        The last are free bytes of memory that cannot be released, since other blocks lie in it.
+        The highest is that since the last call if the mover `sees_peaks`. Those between are free
+        bytes of memory that cannot be released, since other blocks lie in it.
         """
+        if self.sees_peaks:
+            return *_hooks.live_bytes(self.device.index), 0
         found = self._torch.cuda.memory_stats_as_nested_dict(self.device)
         if not found:
             return 0, 0, 0
@@ -46,34 +48,28 @@ class Mover:
                 "move them again; capture outside offload()"
             )
 
-    def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int) -> None:
-        """Copy bytes to the host; the GPU's block may be freed at once, and is reused later."""
-        self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
+    def current_stream(self) -> Any:
+        return self._torch.cuda.current_stream(self.device.index)
+
+    def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int, stream: Any) -> Any:
+        """Copy bytes to the host after what a stream has queued; returns the copy's end."""
+        self._stream.wait_stream(stream)
         with self._torch.cuda.stream(self._stream):
             for begin, end, view in self.host.views(pieces, first, last):
                 view.copy_(flat[begin:end], non_blocking=True)
-        flat.record_stream(self._stream)
-        self._leaving.append((self._stream.record_event(), last - first))
+        return self._stream.record_event()
 
-    def wait_for_room(self, room: float) -> int:
-        """Wait until the copies under way hold at most `room` bytes that are free otherwise.
-
-        Returns the bytes that they hold.
-        """
-        leaving = self._leaving
-        held = sum(nbytes for _, nbytes in leaving)
-        while leaving and (held > max(room, 0) or leaving[0][0].query()):
-            event, nbytes = leaving.popleft()
-            event.synchronize()
-            held -= nbytes
-        return held
+    def release(self, flat: Any, event: Any, stream: Any) -> None:
+        """Let the stream of a storage wait for its copy; then its block may be freed at once."""
+        stream.wait_event(event)
+        flat.record_stream(stream)
 
     def bring(
         self, pieces: list[Piece], nbytes: int, first: int, last: int
     ) -> tuple[Any, Any, Any]:
         """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""
         torch = self._torch
-        current = torch.cuda.current_stream(self.device)
+        current = torch.cuda.current_stream(self.device.index)
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -83,7 +79,7 @@ class Mover:
 
     def wait(self, flat: Any, event: Any, stream: Any) -> tuple[Any, Any]:
         """Let the current stream wait for a copy; returns the times before and after."""
-        current = self._torch.cuda.current_stream(self.device)
+        current = self._torch.cuda.current_stream(self.device.index)
         times = [self._torch.cuda.Event(enable_timing=True) for _ in range(2)]
         times[0].record(current)
         current.wait_event(event)

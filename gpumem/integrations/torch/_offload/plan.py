@@ -16,9 +16,9 @@ from itertools import pairwise
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
 _MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
-_PAGES = 20  # the part that is left where pages move, for the ends of pages between live blocks
-_MAX_WASTE = 16  # the part of it that fragmentation is taken for at most
+_MAX_WASTE = 8  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
+_GRAINS = 512  # parts of the limit by which steps differ at least
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
 
 
@@ -138,6 +138,10 @@ class Planner:
         Bytes of gradients that the backward pass of a first step will allocate.
     out : int
         Bytes that are on the host now and not on the GPU.
+    leaving : int
+        Bytes that are copied to the host, and can be freed on the GPU at any time.
+    evicted : int
+        Bytes of this step that moved because a request would have been refused.
     step : TrainingStep
         The step under way.
     plan : TrainingStep or None
@@ -145,11 +149,11 @@ class Planner:
         estimate decides.
     """
 
-    def __init__(self, limit: int, *, moves_pages: bool = False) -> None:
+    def __init__(self, limit: int, *, sees_peaks: bool = False) -> None:
         self.limit = limit
-        self._moves_pages = moves_pages
+        self._sees_peaks = sees_peaks
         self.coming = 0
-        self.out = 0
+        self.out = self.leaving = self.evicted = 0
         self.step = TrainingStep()
         self.plan: TrainingStep | None = None
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
@@ -179,10 +183,10 @@ class Planner:
             self.plan = None
         if self.plan is not None:
             step.items[number].frees = self.plan.items[number].frees
-            return number in self._chosen or live > self.limit
+            return number in self._chosen or live - self.leaving > self.limit
         # Without a record, half of what is left is for the rest of the step.
         start = step.lives[0]
-        return live > start + (self.usable() - start - self.coming) / 2
+        return live - self.leaving > start + (self.usable() - start - self.coming) / 2
 
     def need(
         self, step: TrainingStep, number: int, live: int, peak: int, waste: int = 0, *, frees: bool
@@ -233,7 +237,10 @@ class Planner:
         step, self.step = self.step, TrainingStep(slack=self.step.slack)
         self._is_backward = False
         step.end()
-        self._waste = min(step.waste, self.limit // _MAX_WASTE)
+        # Half of what had to move in haste, as some of it was more than the fragmentation needed.
+        waste = max(step.waste, self._waste + self.evicted // 2)
+        self._waste = min(waste, self.limit // _MAX_WASTE)
+        self.evicted = 0
         if step.items:
             self._steps[step.items[0].key] = step
 
@@ -242,7 +249,7 @@ class Planner:
         if live >= step.highest:
             step.waste = waste
         bound = math.inf  # the program has begun a new peak
-        if self._peak is not None and peak > self._peak:
+        if self._peak is not None and (self._sees_peaks or peak > self._peak):
             before = step.lives[-1] if step.lives else live + self.out
             # A storage that moves counts as out before the program has released it.
             out = min(self.out, self._out)
@@ -259,8 +266,6 @@ class Planner:
     @property
     def margin(self) -> int:
         """Bytes of the limit that are left to fragmentation, and to copies under way."""
-        if self._moves_pages:
-            return self.limit // _PAGES
         share = self.limit // _MARGIN
         return share + max(self._waste, share)
 
@@ -275,7 +280,10 @@ class Planner:
         self._scale = nbytes / plan.items[0].nbytes
         self.step.slack = round(plan.slack * self._scale)
         limit = (self.limit - self.margin) - (live + self.out - plan.lives[0])
-        question = (plan.tops, [each.end for each in plan.items], limit, self._scale)
+        # Small differences between steps do not cost a new choice.
+        grain = self.limit // _GRAINS + 1
+        rounded = [round(each / grain) for each in (limit, *plan.tops)]
+        question = (rounded, [each.end for each in plan.items], round(self._scale, 3))
         if question != self._solved:
             self._solved = question
             self._chosen = choose(plan.items, plan.tops, limit, self._scale)
