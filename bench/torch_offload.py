@@ -43,7 +43,7 @@ from bench.workloads.transformer import Checkpointed, Decoder, Decoding, next_to
 from bench.workloads.vision import UNet
 from gpumem.integrations import torch as gpumem_torch
 
-UNCOUNTED, STEPS = 4, 2
+UNCOUNTED, STEPS = 8, 2
 LENGTH = 12_288
 MIB = 1 << 20
 Context = Callable[[], Any]

@@ -223,17 +223,48 @@ def test_host_memory_that_is_refused_is_asked_for_in_its_own_size_first():
     assert host.held == host.used == 1 << 20
 
 
-def test_free_memory_between_blocks_raises_the_margin_only_where_pages_stay():
+def test_free_memory_between_blocks_raises_the_margin():
     margins = {}
-    for moves_pages in (False, True):
-        planner = Planner(6400, moves_pages=moves_pages)
-        for waste in (0, 300):
-            planner.save("m", 20, 120, 120, waste)
-            planner.need(planner.step, 0, 120, 120, waste, frees=True)
-            planner.end_step()
-            margins[moves_pages, waste] = planner.margin
-    assert margins[False, 0] < margins[False, 300]
-    assert margins[True, 0] == margins[True, 300]
+    for waste in (0, 300):
+        planner = Planner(6400)
+        planner.save("m", 20, 120, 120, waste)
+        planner.need(planner.step, 0, 120, 120, waste, frees=True)
+        planner.end_step()
+        margins[waste] = planner.margin
+    assert margins[0] < margins[300]
+
+
+def test_storages_that_moved_in_haste_raise_the_margin_up_to_a_bound():
+    planner, margins = Planner(6400), []
+    for evicted in (0, 400, 0, 1 << 20):
+        planner.save("m", 20, 120, 120)
+        planner.evicted += evicted
+        planner.need(planner.step, 0, 120, 120, frees=True)
+        planner.end_step()
+        margins.append(planner.margin)
+    assert margins == [200, 300, 300, 900]
+
+
+def test_pages_that_move_while_the_gpu_waits_for_the_host_raise_the_margin():
+    margins = []
+    for pages, idle in ((1000, 0), (10, 4), (1000, 4)):
+        planner = Planner(6400)
+        step_of(planner, [10] * 4)
+        planner.end_step()
+        for _ in range(3):
+            planner.idle = idle
+            planner.spare(pages)
+        margins.append(planner.margin)
+    assert margins == [200, 200, 400]
+
+
+def test_highest_bytes_between_two_points_are_exact_where_the_allocator_tells_them():
+    planner = Planner(1 << 20, sees_peaks=True)
+    for live, peak in ((100, 100), (110, 150), (120, 130), (10, 160)):
+        planner.save("m", 10, live, peak)
+    planner.need(planner.step, 3, 10, 15, frees=True)
+    planner.end_step()
+    assert planner._steps["m"].tops == [100, 150, 130, 160, 15]
 
 
 def test_step_that_differs_moves_no_more_than_its_plan_and_then_a_first_step_does():

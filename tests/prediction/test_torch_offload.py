@@ -46,6 +46,12 @@ class CpuMover:
     def current_stream(self):
         return None
 
+    def is_idle(self, stream):
+        return False
+
+    def pages_moved(self):
+        return 0
+
     def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
@@ -206,6 +212,32 @@ def test_storages_that_stay_leave_before_a_request_is_refused():
     assert made.planner.out == made.report().moved == 2 * held.nbytes
     assert torch.equal(torch.autograd.grad(y, x)[0], expected)
     assert made.report().brought == held.nbytes
+
+
+def test_storages_that_came_back_early_leave_again_before_a_request_is_refused():
+    x = torch.linspace(0, 1, 64, requires_grad=True)
+
+    def run(nbytes):
+        made = Offload(torch, CpuMover(), 1 << 40, 1)
+        made.planner.save = lambda *given, save=made.planner.save: save(*given) or True
+        made._make_room = lambda live: made._release(1 << 40)
+        y, released = x, []
+        with made:
+            for i in range(8):
+                y = (y * 1.5).sin()
+                if i == 4:
+                    y.register_hook(lambda gradient: released.append(made._relieve(nbytes)))
+            y = y.sum()
+        (gradient,) = torch.autograd.grad(y, x)
+        del y
+        gc.collect()
+        assert made.planner.out == 0
+        return gradient, released[0], made.report().brought
+
+    gradient, nothing, brought = run(0)
+    again, released, more = run(1 << 40)
+    assert torch.equal(gradient, again)
+    assert nothing == 0 < released == more - brought
 
 
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):

@@ -15,9 +15,10 @@ from gpumem._native.arena.api cimport (
     arena_reset_peaks, arena_set_limit, arena_shrink, arena_stream, ArenaCopy, ArenaCore,
     ArenaCounts, ArenaFigures, arenas_release_after_work, caches_flush, family_counts, FamilyCounts,
     hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
-    hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_peak_since, hook_record, hook_reset_peak,
-    hook_retain, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums,
-    memory_is_out, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
+    hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_peak_since, hook_record,
+    hook_reset_peak, hook_retain, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks,
+    hooks_of, HookSums, memory_is_out, part_next, pool_begin, pool_create, pool_end, TableCopy,
+    tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (

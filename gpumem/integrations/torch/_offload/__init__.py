@@ -121,6 +121,16 @@ class _Record:
             self.set_out(True)
             return True
 
+    def leave_again(self) -> int:
+        """Free the GPU's block if it is back and not needed yet; returns its bytes."""
+        if self.flat is None or self.is_awaited or self.copy is None:
+            return 0
+        self.owner.mover.drop(*self.copy)
+        self.flat, self.is_awaited = None, True
+        self.owner._coming = None
+        self.set_out(True)
+        return self.nbytes
+
     def set_out(self, is_out: bool) -> None:
         with self.owner.lock:
             self.owner.planner.out += self.nbytes * (is_out - self.is_out)
@@ -190,6 +200,7 @@ class Offload:
         self._leaving: deque[weakref.ref[_Record]] = deque()  # in the order of their copies
         self._coming: deque[int] | None = None  # numbers of moved storages that are not back yet
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+        self._pages_moved = 0
         self._inside = _Inside()
         self._entered: list[Any] = []
         self._waits: list[tuple[Moves, int, Any, Any]] = []
@@ -319,12 +330,13 @@ class Offload:
         moves = planner.save(module, nbytes, live, peak, waste)
         self._make_room(live)
         record = _Record(self, self._reference(storage), nbytes, version, module)
+        planner.idle += self.mover.is_idle(record.stream)
         if record.number == 0:
+            before, self._pages_moved = self._pages_moved, self.mover.pages_moved()
+            planner.spare(self._pages_moved - before)
             self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
-            self._fixed = {
-                key: each for key, each in self._fixed.items() if not each.expired()
-            }
+            self._fixed = {key: each for key, each in self._fixed.items() if not each.expired()}
         self._coming = None
         if moves:
             self.mover.require_no_capture()
@@ -357,18 +369,17 @@ class Offload:
         return released
 
     def _relieve(self, nbytes: int) -> int:
-        """Free memory before a request of so many bytes is refused; storages that stay move, too.
+        """Free memory before a request of so many bytes is refused; returns the bytes.
 
-        Returns the bytes that are free then.
+        Storages that stay move, and those that came back too early leave again.
         """
         released = self._release(nbytes)
-        for record in list(self._records.values()):
+        for record in list(self._records.values()):  # those that are needed last come first
             if released >= nbytes:
                 break
-            if record.host is None:
-                moved = self._evict(record)
-                self.planner.evicted += moved
-                released += moved
+            moved = self._evict(record) if record.host is None else record.leave_again()
+            self.planner.evicted += moved
+            released += moved
         return released
 
     def _evict(self, record: _Record) -> int:

@@ -40,6 +40,11 @@ class Mover:
         between = found["inactive_split_bytes"]["all"]["current"]
         return allocated["current"], allocated["peak"], between
 
+    def pages_moved(self) -> int:
+        """Return how many pages the arena has moved."""
+        arena = _hooks.arenas().get(self.device.index) if self.sees_peaks else None
+        return arena.stats().pages_moved if arena is not None else 0
+
     def require_no_capture(self) -> None:
         """Raise `IntegrationError` while a CUDA graph is captured."""
         if self._torch.cuda.is_current_stream_capturing():
@@ -50,6 +55,10 @@ class Mover:
 
     def current_stream(self) -> Any:
         return self._torch.cuda.current_stream(self.device.index)
+
+    def is_idle(self, stream: Any) -> bool:
+        """Whether the GPU has done the work of a stream, and waits for the host."""
+        return bool(stream.query())
 
     def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int, stream: Any) -> Any:
         """Copy bytes to the host after what a stream has queued; returns the copy's end."""

@@ -16,6 +16,7 @@ from itertools import pairwise
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
 _MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
+_PAGES = 64  # pages that move in a step without a notable cost
 _MAX_WASTE = 8  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _GRAINS = 512  # parts of the limit by which steps differ at least
@@ -142,6 +143,8 @@ class Planner:
         Bytes that are copied to the host, and can be freed on the GPU at any time.
     evicted : int
         Bytes of this step that moved because a request would have been refused.
+    idle : int
+        Points of this step at which the GPU waited for the host.
     step : TrainingStep
         The step under way.
     plan : TrainingStep or None
@@ -153,9 +156,10 @@ class Planner:
         self.limit = limit
         self._sees_peaks = sees_peaks
         self.coming = 0
-        self.out = self.leaving = self.evicted = 0
+        self.out = self.leaving = self.evicted = self.idle = 0
         self.step = TrainingStep()
         self.plan: TrainingStep | None = None
+        self._last = self.step
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
         self._solved: tuple[object, ...] = ()
@@ -241,8 +245,18 @@ class Planner:
         waste = max(step.waste, self._waste + self.evicted // 2)
         self._waste = min(waste, self.limit // _MAX_WASTE)
         self.evicted = 0
+        self._last = step
         if step.items:
             self._steps[step.items[0].key] = step
+
+    def spare(self, pages: int) -> None:
+        """Leave more of the limit if so many moved pages took time for which the GPU waited.
+
+        A page costs the host as much time as the copy of five megabytes costs the bus.
+        """
+        if pages > _PAGES and 2 * self.idle > len(self._last.items):
+            self._waste = min(self._waste + self.limit // _MARGIN, self.limit // _MAX_WASTE)
+        self.idle = 0
 
     def _add_point(self, live: int, peak: int, waste: int) -> None:
         step = self.step
