@@ -905,6 +905,10 @@ def set_finder(function, *, pinned=False):
 
 
 def set_reliever(function):
+    """Set ``function(ordinal, nbytes)``, which frees memory before a request is refused.
+
+    It returns the bytes that are free then.
+    """
     global reliever
     reliever = function
 
