@@ -245,7 +245,7 @@ def test_storages_that_moved_in_haste_raise_the_margin_up_to_a_bound():
     assert margins == [200, 300, 300, 900]
 
 
-def test_pages_that_move_while_the_gpu_waits_for_the_host_raise_the_margin():
+def test_pages_that_move_while_the_bus_is_idle_raise_the_margin():
     margins = []
     for pages, idle in ((1000, 0), (10, 4), (1000, 4)):
         planner = Planner(6400)

@@ -46,7 +46,7 @@ class CpuMover:
     def current_stream(self):
         return None
 
-    def is_idle(self, stream):
+    def has_ended(self, copy):
         return False
 
     def pages_moved(self):

@@ -330,7 +330,9 @@ class Offload:
         moves = planner.save(module, nbytes, live, peak, waste)
         self._make_room(live)
         record = _Record(self, self._reference(storage), nbytes, version, module)
-        planner.idle += self.mover.is_idle(record.stream)
+        last = self._leaving[-1]() if self._leaving else None
+        if last is not None and last.leaving is not None:
+            planner.idle += self.mover.has_ended(last.leaving[1])
         if record.number == 0:
             before, self._pages_moved = self._pages_moved, self.mover.pages_moved()
             planner.spare(self._pages_moved - before)

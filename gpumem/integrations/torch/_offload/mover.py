@@ -56,9 +56,9 @@ class Mover:
     def current_stream(self) -> Any:
         return self._torch.cuda.current_stream(self.device.index)
 
-    def is_idle(self, stream: Any) -> bool:
-        """Whether the GPU has done the work of a stream, and waits for the host."""
-        return bool(stream.query())
+    def has_ended(self, copy: Any) -> bool:
+        # A capture ends in an error if an event is asked.
+        return not self._torch.cuda.is_current_stream_capturing() and bool(copy.query())
 
     def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int, stream: Any) -> Any:
         """Copy bytes to the host after what a stream has queued; returns the copy's end."""

@@ -144,7 +144,7 @@ class Planner:
     evicted : int
         Bytes of this step that moved because a request would have been refused.
     idle : int
-        Points of this step at which the GPU waited for the host.
+        Points of this step at which the bus had nothing to carry to the host.
     step : TrainingStep
         The step under way.
     plan : TrainingStep or None
@@ -250,7 +250,7 @@ class Planner:
             self._steps[step.items[0].key] = step
 
     def spare(self, pages: int) -> None:
-        """Leave more of the limit if so many moved pages took time for which the GPU waited.
+        """Leave more of the limit if so many pages moved while the bus was mostly idle.
 
         A page costs the host as much time as the copy of five megabytes costs the bus.
         """
