@@ -217,9 +217,11 @@ cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
 cdef int go_to_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef Sleeper* sleeper = &arena.sleeper
     cdef const char* call = NULL
-    cdef CUresult code = drain(arena)
+    # Work of any stream may use a live block.
+    cdef CUresult code = wait_for_device(arena)
     if code != CUDA_SUCCESS:
         return driver_refused(arena, code, "cuCtxSynchronize")
+    free_completed(arena)
     caches_flush(arena)
     trim_pages(arena)
     spans_trim(arena)
@@ -259,14 +261,6 @@ cdef int abort_sleep(ArenaCore* arena, int status) noexcept nogil:
         return status
     driver_refused(arena, code, call)
     return ARENA_HALF_ASLEEP
-
-
-cdef CUresult drain(ArenaCore* arena) noexcept nogil:
-    # Waits for all work of the device, because work of any stream may use a live block.
-    cdef CUresult code = wait_for_device(arena)
-    if code == CUDA_SUCCESS:
-        free_completed(arena)
-    return code
 
 
 cdef void free_completed(ArenaCore* arena) noexcept nogil:
