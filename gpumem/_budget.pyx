@@ -309,13 +309,17 @@ cdef class Budget:
 
     @property
     def free(self):
-        """Bytes that could be charged here now, under every limit above too; None: no limit."""
+        """Bytes that could be charged here now, under every limit above too; None: no limit.
+
+        A process of a node that has nothing of it may size itself by them: a second such process
+        waits until it has leased half of them, at most for a second.
+        """
         cdef uint64_t room
         release_retired(False)
         if self.member is None:
             unlimited = budget_ceiling(self.core) == BUDGET_UNLIMITED
             return None if unlimited else budget_room(self.core)
-        self.member.levels()        # reads what the node has left
+        self.member.size()          # reads what the node has left
         room = budget_room(self.core)
         return None if room >= BUDGET_UNLIMITED else room
 

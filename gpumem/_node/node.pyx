@@ -14,7 +14,7 @@ from gpumem._native.budget cimport (
     budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._node.page cimport (
-    ask_others, close_page, device_memory, due_of_device, ensure_open, find_name, hand_over,
+    ask_others, await_sizing, close_page, device_memory, due_of_device, ensure_open, find_name, hand_over,
     keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL,
     NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
     NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page, pid_namespace,
@@ -126,6 +126,18 @@ cdef class NodeMember(NodeAccess):
             lock_release(&self.core.lock)
             lock_release(&self.core.asks)
         return leased
+
+    def size(self):
+        """Read the page once no other process sizes itself by the bytes that it has free."""
+        cdef int outcome
+        with nogil:
+            lock_acquire(&self.core.lock)
+            outcome = ensure_open(self.core)
+            if outcome == NODE_OK:
+                await_sizing(self.core)
+                outcome = read_page(self.core)
+            lock_release(&self.core.lock)
+        require_outcome(self.core, outcome)
 
     def levels(self):
         """Return a BudgetLevel of this name, of each above it, and of the node's device."""

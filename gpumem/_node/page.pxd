@@ -18,6 +18,7 @@ cdef enum:
     CHUNK = 268435456           # bytes of a lease
     CHUNK_PARTS = 16            # and at most this part of what the node has left
     DEATH_WAIT = 2_000_000_000  # ns after it, in which the driver may still release its memory
+    SIZE_WAIT = 1_000_000_000   # ns in which a process leases what it has read to be free
     JOIN_WAIT = 2_000_000_000   # ns that a process waits for another one that joins
     POLL = 200_000              # ns between two looks of a process that waits for others
     REFUND_POLL = 2_000_000     # ns between two requests to a driver that releases memory
@@ -38,7 +39,8 @@ cdef struct NodeHeader:
     char[8] magic
     uint64_t version
     uint64_t refunded_at        # ns, monotonic: when the latest slot of a dead process was freed
-    uint64_t[13] unused
+    uint64_t sized_until        # ns, monotonic: see await_sizing
+    uint64_t[12] unused
 
 # A record that is all zeros is free.
 cdef struct NodeName:
@@ -86,6 +88,8 @@ cdef struct NodeCore:
     uint32_t slot               # index
     NodeSlot own                # as the page has it
     NodePage* page              # as last read
+    uint64_t sized_until        # as this process has written it; 0: it sizes itself no more
+    uint64_t sized_bytes        # that were free then
     int64_t room                # bytes left under all limits then, with all claims
     uint32_t refusing           # index of the name that has the least left; the device: the root
     DeviceContext* context      # of the device that the node is of; NULL: of none
@@ -108,6 +112,8 @@ cdef int write_limit(NodeCore* node, uint32_t index, uint64_t limit, bint may_di
 cdef int hand_over(NodeCore* node, uint64_t nbytes, int* fd) noexcept nogil
 cdef uint64_t return_unused(NodeCore* node) noexcept nogil
 cdef bint ask_others(NodeCore* node, uint64_t nbytes) noexcept nogil
+# Waits for a process that has read the free bytes, so that two do not size themselves by the same.
+cdef void await_sizing(NodeCore* node) noexcept nogil
 # Acquires the lock of those that change names, for which it waits at most JOIN_WAIT.
 cdef int lock_names(NodeCore* node) noexcept nogil
 cdef void unlock_names(NodeCore* node) noexcept nogil

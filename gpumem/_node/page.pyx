@@ -182,6 +182,12 @@ cdef bint write_record(NodeCore* node, void* record, int64_t offset) noexcept no
     return pwrite(node.fd, record, RECORD_BYTES, offset) == RECORD_BYTES
 
 
+cdef bint write_word(NodeCore* node, const uint64_t* word) noexcept nogil:
+    """Write one word of the header as it was last read."""
+    cdef int64_t offset = <const char*>word - <const char*>node.page
+    return pwrite(node.fd, word, sizeof(uint64_t), offset) == sizeof(uint64_t)
+
+
 cdef inline int64_t name_offset(uint32_t index) noexcept nogil:
     return RECORD_BYTES * (1 + <int64_t>index)
 
@@ -322,7 +328,7 @@ cdef bint refund_dead(NodeCore* node) noexcept nogil:
             refunded = True
     if refunded:
         node.page.header.refunded_at = clock_ns()
-        pwrite(node.fd, &node.page.header, sizeof(NodeHeader), 0)
+        write_word(node, &node.page.header.refunded_at)
     return refunded
 
 
@@ -345,6 +351,8 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
             node.own.held = node.own.claim
             budget_uncharge(node.level, size)
             write_own(node)     # if it cannot, others count the claim
+            if node.sized_until and node.own.held >= node.sized_bytes // 2:
+                end_sizing(node)
             return True
         if size > nbytes:
             size = nbytes
@@ -359,6 +367,40 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
         # Another process's claim was in the way. The one with the lower slot tries again first.
         sleep_ns(<uint64_t>(node.slot + 1) * (i + 1) * 1000)
     return False
+
+
+cdef void await_sizing(NodeCore* node) noexcept nogil:
+    """Wait while another process sizes itself; then this one does. Caller holds `lock`.
+
+    A process that has leased nothing may size itself by the bytes that it reads to be free. It has
+    SIZE_WAIT to lease half of them; then it is waited for no longer.
+    """
+    cdef uint64_t now = clock_ns()
+    cdef uint64_t until = now + SIZE_WAIT       # also of what a stranger has written
+    while node.own.held == 0 and lock_names(node) == NODE_OK:
+        if read_page(node) != NODE_OK or node.room == INT64_MAX:
+            unlock_names(node)
+            break
+        if (node.page.header.sized_until <= now or now >= until
+                or node.page.header.sized_until == node.sized_until):
+            node.sized_until = node.page.header.sized_until = now + SIZE_WAIT
+            node.sized_bytes = <uint64_t>max(node.room, 0)
+            write_word(node, &node.page.header.sized_until)
+            unlock_names(node)
+            break
+        unlock_names(node)
+        lock_release(&node.lock)
+        sleep_ns(POLL)
+        lock_acquire(&node.lock)
+        now = clock_ns()
+
+
+cdef void end_sizing(NodeCore* node) noexcept nogil:
+    """Let others read the free bytes, unless one of them does so already."""
+    if read_page(node) == NODE_OK and node.page.header.sized_until == node.sized_until:
+        node.page.header.sized_until = 0
+        write_word(node, &node.page.header.sized_until)
+    node.sized_until = 0
 
 
 cdef bint lease_missing(BudgetCore* level, uint64_t nbytes) noexcept nogil:
@@ -669,6 +711,7 @@ cdef int join(NodeCore* node) noexcept nogil:
         node.limit = BUDGET_UNLIMITED   # a fork's child joins with the limit that there is
     if not take_free_slot(node):
         return NODE_FULL
+    node.sized_until = 0        # a fork's child has the value of its parent
     node.own.name = parent - 1
     node.own.process = getpid()
     node.own.namespace = pid_namespace()

@@ -57,6 +57,26 @@ def test_one_limit_holds_for_two_processes(node, other):
         assert held(node) == {node: 64 * MIB}
 
 
+def test_second_program_that_sizes_itself_sees_what_the_first_one_took(node, other):
+    first, second = Budget("64MiB", node=node), f"b := gpumem.Budget(None, node={node!r})"
+    found = []
+    reader = threading.Thread(target=lambda: found.append(other(f"({second}).free")))
+    assert first.free == 64 * MIB
+    reader.start()
+    time.sleep(0.1)  # in which it would read the same without the wait
+    assert not found
+    with first.reserve("48MiB"):
+        reader.join()
+    assert found == [str(16 * MIB)]
+
+
+def test_program_that_sizes_itself_and_takes_nothing_is_not_waited_for_without_end(node, other):
+    budget = Budget("64MiB", node=node)
+    other(f"b := gpumem.Budget(None, node={node!r})")
+    for _ in range(2):
+        assert (other("b.free"), budget.free) == (str(64 * MIB), 64 * MIB)
+
+
 def test_names_below_a_node_have_limits_of_their_own(node, other):
     budget = Budget("100MiB", node=node)
     tenant = Budget("30MiB", node=f"{node}/tenant-a")

@@ -114,9 +114,9 @@ def _keep_figures_within(node: str) -> None:
 
     @functools.wraps(of_driver)
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        free, total = of_driver(device)
         budget = Budget(None, node=node)
         left, limit = budget.free, budget.limit
+        free, total = of_driver(device)  # after a wait for another process
         return (
             free if left is None else min(free, left),
             total if limit is None else min(total, limit),
