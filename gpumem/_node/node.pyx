@@ -14,12 +14,12 @@ from gpumem._native.budget cimport (
     budget_drop, budget_left, budget_make, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._node.page cimport (
-    ask_others, await_sizing, close_page, device_memory, due_of_device, ensure_open, find_name, hand_over,
-    keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN, NODE_FULL,
-    NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS, NODE_SYSTEM,
-    NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page, pid_namespace,
-    read_page, remove_name, return_unused, slot_is_dead, sum_under, TEXT_BYTES, unlock_names,
-    write_limit, write_own,
+    ask_others, await_sizing, close_page, device_memory, due_of_device, ensure_open, find_name,
+    hand_over, keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN,
+    NODE_FULL, NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS,
+    NODE_SYSTEM, NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page,
+    pid_namespace, read_page, remove_name, return_unused, slot_is_dead, sum_under, TEXT_BYTES,
+    unlock_names, write_limit, write_own,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
