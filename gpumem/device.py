@@ -8,6 +8,7 @@ the installed driver, host devices from the host device.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -453,6 +454,7 @@ def _open_any(device_type: str) -> DriverDevice:
     return _open_device(Device(device_type))
 
 
+@functools.cache  # an error's text may need it, and imports nothing
 def _provider(device_type: str) -> Any:
     if device_type == "cuda":
         from gpumem._native.driver import table as _cuda

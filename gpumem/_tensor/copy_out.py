@@ -25,10 +25,11 @@ from gpumem._support.closing import Uncopied
 from gpumem._support.files import require_writable
 from gpumem._support.sizes import whole_bytes
 from gpumem._tensor.create import copy
-from gpumem._tensor.imports import asarray, buffer_on_stream, tensor_on_stream
+from gpumem._tensor.imports import buffer_on_stream, tensor_on_stream
+from gpumem._tensor.stored import stored_tensor
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device
-from gpumem.errors import ConfigError, CopyOutError, GpumemError
+from gpumem.errors import ConfigError, CopyOutError
 
 # NumPy's name of a dtype, which ml_dtypes extends, and that of the file format.
 _CODES = {
@@ -260,22 +261,6 @@ def _tags_of(addresses: list[int], arena: Arena) -> set[str]:
         if at >= 0 and address < used[at][1]:
             tags.add(used[at][2])
     return tags
-
-
-def stored_tensor(name: str, array: Any) -> Tensor:
-    """Return a tensor over an array that is to be stored; a refusal names it.
-
-    PyTorch exports no tensor that requires a gradient or is conjugated, and a negated one as if it
-    were not.
-    """
-    try:
-        if hasattr(array, "resolve_neg"):
-            array = array.detach().resolve_conj().resolve_neg()
-        return asarray(array)
-    except GpumemError:
-        raise
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be exported: {error}") from error
 
 
 def _flat(given: Mapping[Any, Any], before: str) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,7 @@ from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted, shown
 from gpumem._tensor import Tensor, empty
 from gpumem._tensor import copy as copy_elements
-from gpumem._tensor.copy_out import stored_tensor
+from gpumem._tensor.stored import stored_tensor
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     BadHandleError,
