@@ -31,6 +31,7 @@ class CpuMover:
         self.room = 1 << 40
         self.host = HostMemory(self.slab)
         self.ends = self.releases = 0
+        self.stream, self.uses = "main", []
 
     def live(self):
         return 1000, 1000, 0
@@ -44,7 +45,10 @@ class CpuMover:
         pass
 
     def current_stream(self):
-        return None
+        return self.stream
+
+    def note_use(self, tensor, stream):
+        self.uses.append((tensor.nbytes, stream))
 
     def has_ended(self, copy):
         return False
@@ -197,6 +201,16 @@ def test_storages_that_need_not_leave_are_not_brought_back():
     gc.collect()
     assert made.mover.releases > 0
     assert (made.planner.leaving, made.planner.out) == (0, 0)
+
+
+def test_stream_that_saves_a_storage_of_another_one_is_done_before_its_memory_is_reused(offload):
+    x = torch.ones(4, 8, requires_grad=True)
+    with offload:
+        y = x.exp()  # saves its result
+        offload.mover.stream = "side"
+        z = y * y
+        z.sin()
+    assert offload.mover.uses == [(y.nbytes, "side")] * 2
 
 
 def test_storages_that_stay_leave_before_a_request_is_refused():

@@ -315,8 +315,11 @@ class Offload:
             saved = _Saved(tensor, record)
             record.pending += 1
             record.saved.append(weakref.ref(saved))
+            stream = self.mover.current_stream()
+            if stream != record.stream:
+                self.mover.note_use(tensor, stream)
             if record.host is not None:
-                self._extend(record, saved, storage, self.mover.current_stream())
+                self._extend(record, saved, storage, stream)
             return saved
 
     def _keep(self, tensor: Any) -> _Kept:
@@ -338,6 +341,7 @@ class Offload:
             planner.spare(self._pages_moved - before)
             self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
+            self._leaving = deque(each for each in self._leaving if each() is not None)
             self._fixed = {key: each for key, each in self._fixed.items() if not each.expired()}
         self._coming = None
         if moves:

@@ -68,6 +68,10 @@ class Mover:
                 view.copy_(flat[begin:end], non_blocking=True)
         return self._stream.record_event()
 
+    def note_use(self, tensor: Any, stream: Any) -> None:
+        """Let nothing reuse the block, which may be freed soon, before a stream is done."""
+        tensor.record_stream(stream)
+
     def release(self, flat: Any, event: Any, stream: Any) -> None:
         """Let the stream of a storage wait for its copy; then its block may be freed at once."""
         stream.wait_event(event)
