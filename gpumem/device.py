@@ -8,7 +8,6 @@ the installed driver, host devices from the host device.
 from __future__ import annotations
 
 import enum
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -454,15 +453,17 @@ def _open_any(device_type: str) -> DriverDevice:
     return _open_device(Device(device_type))
 
 
-@functools.cache  # an error's text may need it, and imports nothing
+_providers: dict[str, Any] = {}  # by type; an error's text may need one, and imports nothing
+
+
 def _provider(device_type: str) -> Any:
-    if device_type == "cuda":
-        from gpumem._native.driver import table as _cuda
-
-        return _cuda
-    from gpumem._native.driver import host as _host
-
-    return _host
+    if device_type not in _providers:
+        if device_type == "cuda":
+            from gpumem._native.driver import table as found
+        else:
+            from gpumem._native.driver import host as found  # type: ignore[no-redef]
+        _providers[device_type] = found
+    return _providers[device_type]
 
 
 def devices() -> list[Device]:
