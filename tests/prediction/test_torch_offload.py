@@ -374,6 +374,25 @@ print(host.used, host.held <= pinned.max_reserved <= 1.02 * max(moved) * MIB)
 
 
 @needs_cuda
+def test_peaks_that_pytorch_tells_are_those_of_all_time():
+    said = over_null_cuda(
+        """
+import torch
+from gpumem.integrations import torch as integration
+integration.enable(mode="full")
+moving = integration.offload("1GiB")
+held = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+for _ in range(2):  # the mover is told those since the last time
+    print([nbytes >> 20 for nbytes in moving.mover.live()], torch.cuda.max_memory_allocated() >> 20)
+torch.cuda.reset_peak_memory_stats()
+print(torch.cuda.max_memory_allocated() >> 20)
+"""
+    )
+    assert said.splitlines() == ["[4, 36, 0] 36", "[4, 4, 0] 36", "4"], said
+
+
+@needs_cuda
 def test_request_that_no_step_had_moves_what_stays_instead_of_a_refusal():
     said = over_null_cuda(
         """
