@@ -360,7 +360,7 @@ for _ in range(5):
     peaks.append(step(context=moving))
     moved.append((moving.report().moved - before) / MIB)
 print(all(peak <= limit for peak in peaks), moved[0] > 0)
-print(moved[-1] == moved[-2], moved[-1] <= 1.5 * (native - limit))
+print(abs(moved[-1] - moved[-2]) <= 16, moved[-1] <= 1.5 * (native - limit))
 gc.collect()
 print(torch.cuda.memory_allocated() / MIB == base, moving.planner.out)
 # Host memory is that of the storages that were there at once.

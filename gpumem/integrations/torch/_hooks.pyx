@@ -60,6 +60,7 @@ cdef extern from "hooks.h" nogil:
         TORCH_USED
         TORCH_NOTHING_FREED
         TORCH_FREED
+        TORCH_RELIEVED
         TORCH_NO_INTERPRETER
 
     ctypedef struct TorchFigures:
@@ -771,6 +772,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
 cdef struct Garbage:        # one collection; both threads see it
     BoundedCall call
     int device
+    bint relieved
     size_t nbytes
     char said[MAX_SAID]     # empty: it freed nothing
 
@@ -791,7 +793,7 @@ cdef int collect(int device, size_t nbytes, int status, char** said) noexcept no
         said[0] = late_text(nbytes, collect_ms[device])
         sum_add(&failures[device], 1)
     elif garbage.said[0]:
-        outcome = TORCH_FREED
+        outcome = TORCH_RELIEVED if garbage.relieved else TORCH_FREED
         said[0] = strdup(garbage.said)
     call_drop(&garbage.call)
     return outcome
@@ -805,6 +807,7 @@ cdef void collect_for(BoundedCall* call) noexcept:
         return
     try:
         released = reliever(garbage.device, garbage.nbytes) if reliever is not None else 0
+        garbage.relieved = released != 0
         text = (collection_text(*(collect_garbage(arena) or (0, ()))) if released == 0
                 else f"{format_size(released)} left the GPU before this error"
                 ).encode("utf-8", "replace")

@@ -436,14 +436,15 @@ class Allocator final : public CUDAAllocator {
                 status = take(device, pool.get(), nbytes, stream, &address);
             }
         }
-        // Each call frees more, until there is nothing more to free.
-        while (status != 0 && c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
-                                  c10::cuda::CaptureStatus::None) {
+        bool again = c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
+                     c10::cuda::CaptureStatus::None;
+        while (status != 0 && again) {
             char *said = nullptr;
             collected = calls_->collect(device, nbytes, status, &said);
             if (said) line.reset(said);
-            if (collected != TORCH_FREED) break;
-            status = take(device, hook, nbytes, stream, &address);
+            if (collected == TORCH_FREED || collected == TORCH_RELIEVED)
+                status = take(device, hook, nbytes, stream, &address);
+            again = collected == TORCH_RELIEVED;
         }
         if (status != 0) fail(device, nbytes, stream, status, collected, line.get());
         return address;

@@ -50,8 +50,8 @@ typedef struct TorchStats {
 
 enum { TORCH_FREE, TORCH_PENDING, TORCH_USED };
 
-/* Outcomes of a garbage collection. */
-enum { TORCH_NOTHING_FREED, TORCH_FREED, TORCH_NO_INTERPRETER };
+/* Outcomes of a garbage collection. TORCH_RELIEVED: it was not needed yet, memory was freed otherwise. */
+enum { TORCH_NOTHING_FREED, TORCH_FREED, TORCH_RELIEVED, TORCH_NO_INTERPRETER };
 
 typedef struct TorchBlock {
     uint64_t address;
@@ -145,7 +145,7 @@ typedef struct TorchCalls {
     int (*is_memory)(int status);
     /* One full garbage collection after a refusal. The interpreter is waited for at most as long as the
        arena's settings say, and the caller may hold locks: finalizers run on this thread only if it
-       holds the interpreter lock. `said`: TORCH_FREED, a line to add to the report;
+       holds the interpreter lock. `said`: TORCH_FREED, TORCH_RELIEVED, a line to add to the report;
        TORCH_NO_INTERPRETER, the text in the place of a report, which would wait as well. The caller
        frees it; else it is NULL. */
     int (*collect)(int device, size_t nbytes, int status, char **said);
