@@ -60,8 +60,8 @@ cdef extern from "hooks.h" nogil:
         TORCH_USED
         TORCH_NOTHING_FREED
         TORCH_FREED
-        TORCH_RELIEVED
         TORCH_NO_INTERPRETER
+        TORCH_RELIEVED
 
     ctypedef struct TorchFigures:
         uint64_t allocs, frees, requested, requested_freed, allocated, allocated_freed

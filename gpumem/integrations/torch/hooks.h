@@ -51,7 +51,7 @@ typedef struct TorchStats {
 enum { TORCH_FREE, TORCH_PENDING, TORCH_USED };
 
 /* Outcomes of a garbage collection. TORCH_RELIEVED: it was not needed yet, memory was freed otherwise. */
-enum { TORCH_NOTHING_FREED, TORCH_FREED, TORCH_RELIEVED, TORCH_NO_INTERPRETER };
+enum { TORCH_NOTHING_FREED, TORCH_FREED, TORCH_NO_INTERPRETER, TORCH_RELIEVED };
 
 typedef struct TorchBlock {
     uint64_t address;
