@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def build_what_changed() -> None:
 build_what_changed()
 
 from helpers.driver import HostDriver, pop_contexts  # noqa: E402
+from helpers.programs import Program, page_of  # noqa: E402
 from helpers.quiesce import quiesce  # noqa: E402
 
 import gpumem  # noqa: E402
@@ -179,6 +181,22 @@ def make_arena(request):
 @pytest.fixture
 def arena(make_arena):
     return make_arena()
+
+
+@pytest.fixture
+def node():
+    """The name of a node that ends with the test."""
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    yield name
+    page_of(name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def other():
+    """Another process, which evaluates expressions."""
+    program = Program()
+    yield program
+    program.end()
 
 
 @pytest.fixture

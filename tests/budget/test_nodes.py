@@ -24,20 +24,6 @@ from gpumem.errors import BudgetExceededError, ConfigError, DeviceMismatchError,
 MIB = 1 << 20
 
 
-@pytest.fixture
-def node():
-    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    yield name
-    page_of(name).unlink(missing_ok=True)
-
-
-@pytest.fixture
-def other():
-    program = Program()
-    yield program
-    program.end()
-
-
 def held(node: str) -> dict[str, int]:
     return {level.name: level.used for level in NodeView(node).read()[0]}
 

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from uuid import UUID
 
 import pytest
 from helpers.child import python
-from helpers.programs import Program, page_of
+from helpers.programs import page_of
 
 import gpumem
 from gpumem import Budget
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def node():
-    name = f"test-gpu-{os.getpid()}"
-    yield name
-    page_of(name).unlink(missing_ok=True)
-
-
-@pytest.fixture
-def other():
-    program = Program()
-    yield program
-    program.end()
 
 
 def test_node_of_a_uuid_has_the_free_memory_of_its_gpu():

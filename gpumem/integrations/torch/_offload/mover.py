@@ -82,7 +82,7 @@ class Mover:
     ) -> tuple[Any, Any, Any]:
         """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""
         torch = self._torch
-        current = torch.cuda.current_stream(self.device.index)
+        current = self.current_stream()
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -92,7 +92,7 @@ class Mover:
 
     def wait(self, flat: Any, event: Any, stream: Any) -> tuple[Any, Any]:
         """Let the current stream wait for a copy; returns the times before and after."""
-        current = self._torch.cuda.current_stream(self.device.index)
+        current = self.current_stream()
         times = [self._torch.cuda.Event(enable_timing=True) for _ in range(2)]
         times[0].record(current)
         current.wait_event(event)
