@@ -346,11 +346,11 @@ class Offload:
         self._coming = None
         if moves:
             self.mover.require_no_capture()
-            record.host = self.mover.host.allocate(nbytes)
-            self._note_move(record)
+            self._allocate_host(record)
         return record
 
-    def _note_move(self, record: _Record) -> None:
+    def _allocate_host(self, record: _Record) -> None:
+        record.host = self.mover.host.allocate(record.nbytes)
         if record.host is None:
             self._moves(record).refused += record.nbytes
         else:
@@ -394,8 +394,7 @@ class Offload:
         found = [each for ref in record.saved if (each := ref()) and each.tensor is not None]
         if storage is None or not found:
             return 0
-        record.host = self.mover.host.allocate(record.nbytes)
-        self._note_move(record)
+        self._allocate_host(record)
         if record.host is not None:
             with self._torch.no_grad():
                 for each in found:
