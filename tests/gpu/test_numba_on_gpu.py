@@ -8,7 +8,9 @@ import gpumem
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 if gpumem.driver_status().available:
     # Its functions for NumPy's are made from NumPy's own, of which newer versions have fewer.
-    tried = child.run("from numba.cuda import cudaimpl")
+    tried = child.run(
+        "import warnings; warnings.simplefilter('ignore'); from numba.cuda import cudaimpl"
+    )
     if tried.returncode:
         why = tried.stderr.strip().splitlines()[-1]
         pytest.skip(f"numba-cuda does not work here: {why}", allow_module_level=True)
