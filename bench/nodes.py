@@ -377,7 +377,7 @@ def has_ended(process: int) -> bool:
 
 def is_dead(view: NodeView, process: int) -> bool:
     try:
-        return all(not each.alive for each in view.read()[1] if each.process == process)
+        return all(each.process != process for each in view.read()[1])
     except NodeError:
         return False
 

@@ -13,7 +13,7 @@ from gpumem._native.budget cimport (
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
     holdings_free, lease_for, release_idle_below, tell_crossed,
 )
-from gpumem._node cimport device_of, node_join, node_of_level, NodeMember
+from gpumem._node cimport bytes_of, device_of, node_join, node_of_level, NodeMember
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
@@ -22,7 +22,7 @@ from gpumem._support.arguments import MISSING, refuse_call, require_name, whole_
 from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import exact_size, format_size, is_share, share_of, whole_bytes
+from gpumem._support.sizes import exact_size, format_size
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, NodeError, ReservationError
 from gpumem.stats import BudgetLevel, collection_text, OutOfMemoryReport
@@ -364,7 +364,7 @@ cdef class Budget:
         >>> budget.free
         1000
         """
-        cdef uint64_t size = bytes_of("nbytes", nbytes, needed=True)
+        cdef uint64_t size = bytes_of("nbytes", nbytes, True, None)
         cdef Reservation made = Reservation.__new__(Reservation)
         made.budget = self
         made.core = self.core
@@ -478,24 +478,8 @@ cdef class Reservation:
 
 # ---- arguments -----------------------------------------------------------------------------------
 
-cdef uint64_t bytes_of(str what, object value, bint needed=False,
-                       object device=None) except? <uint64_t>-1:
-    """Read a number of bytes, or a share of a device; None, where allowed, means no limit."""
-    if value is None and not needed:
-        return BUDGET_UNLIMITED
-    if is_share(value):
-        if device is None:
-            raise ConfigError(f"invalid {what} = {value!r}: expected bytes; a percentage needs "
-                              f"the node of a device, such as 'cuda:0' or 'cuda:0/NAME'")
-        return share_of(what, value, device.total_bytes)
-    number = whole_bytes(what, value, accepts_none=not needed)
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"invalid {what} = {number}: expected 0 to 2**63 - 1 bytes")
-    return number
-
-
 cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
-    cdef uint64_t soft = bytes_of("soft", value)
+    cdef uint64_t soft = bytes_of("soft", value, False, None)
     if soft > limit and value is not None:
         raise ValueError(f"invalid soft = {exact_size(soft)}: expected 0 to the limit, "
                          f"{exact_size(limit)}")
@@ -548,7 +532,7 @@ cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_us
 
 
 cdef BudgetCore* limit_of(object nbytes, str holder) except NULL:
-    return account_under(NULL, bytes_of("nbytes", nbytes, needed=True), holder)
+    return account_under(NULL, bytes_of("nbytes", nbytes, True, None), holder)
 
 
 cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) except NULL:

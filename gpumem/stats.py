@@ -332,8 +332,6 @@ class NodeHolder(NamedTuple):
     held : int
         Bytes that it has leased.
     priority : int
-    alive : bool
-        False: the process has ended, and the next process that lacks memory refunds its bytes.
     answered : float
         When it last began to serve a request of others: seconds of the monotonic clock; 0: never.
     released : int
@@ -345,7 +343,6 @@ class NodeHolder(NamedTuple):
     is_here: bool
     held: int
     priority: int
-    alive: bool
     answered: float
     released: int
 

@@ -51,6 +51,7 @@ from gpumem._native.backing cimport Mapped, memory_export
 from gpumem._native.bfc cimport MAX_BYTES
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
+from gpumem._node cimport bytes_of
 from gpumem._resource cimport handle_of
 from gpumem._support.contexts cimport innermost_label
 from gpumem._support.lease cimport Lease, Uses, uses_free
@@ -443,7 +444,7 @@ cdef class Arena(MemoryResource):
         return reports.shrink_report(released, left,
                                      [each.shrink() for each in arenas_of_tags(self)])
 
-    def set_limit(self, nbytes):
+    def set_limit(self, limit):
         """Change how much memory the arena may hold from the device, as its ``max_mem`` does.
 
         Memory above a lower limit stays until a `shrink` or the next growth releases idle memory.
@@ -452,14 +453,14 @@ cdef class Arena(MemoryResource):
 
         Parameters
         ----------
-        nbytes : int or str
+        limit : int or str
             Bytes, or a text such as ``"2GiB"``, or a share of the device's whole memory, ``"80%"``;
             0 is unlimited.
 
         Raises
         ------
         TypeError, ValueError
-            `nbytes` is not an integer, or not from 0 to 2**63 - 1, or a share outside of 0% to
+            `limit` is not an integer, or not from 0 to 2**63 - 1, or a share outside of 0% to
             100%.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
@@ -472,12 +473,12 @@ cdef class Arena(MemoryResource):
         >>> arena.stats().limit
         1073741824
         """
-        if is_share(nbytes):
-            nbytes = share_of("limit", nbytes, self.memory._total_bytes())
-        cdef uint64_t limit = size_of(nbytes, None)
+        if is_share(limit):
+            limit = share_of("limit", limit, self.memory._total_bytes())
+        cdef uint64_t nbytes = bytes_of("limit", limit, True, None)
         self.require_open()
         with nogil:
-            arena_set_limit(self.core, limit)
+            arena_set_limit(self.core, nbytes)
 
     @cython.embedsignature(False)       # it begins the text: Cython's has `others`, too
     def virtual(self, shape, dtype, *, committed=0, step=None, ahead=0, stream=None,

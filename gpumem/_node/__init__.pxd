@@ -1,3 +1,3 @@
 """The budget of a node."""
 
-from gpumem._node.node cimport device_of, node_join, node_of_level, NodeMember
+from gpumem._node.node cimport bytes_of, device_of, node_join, node_of_level, NodeMember

@@ -28,6 +28,9 @@ cdef NodeMember node_of_level(const BudgetCore* level)
 # The Device that a name begins with, such as "cuda:0/tenant-a", or its UUID; None: with none.
 cdef object device_of(str name)
 
+# Reads bytes, or a share of a device's; None means no limit, unless bytes are needed.
+cdef uint64_t bytes_of(str what, object value, bint needed, object device) except? <uint64_t>-1
+
 # Joins a name; `limit` is that of the name, or BUDGET_UNLIMITED to keep the one that it has.
 cdef NodeMember node_join(str name, uint64_t limit, object priority, object deadline,
                           object relieve)

@@ -18,7 +18,7 @@ from gpumem._node.page cimport (
     hand_over, keep_node, lock_names, MAX_READS, NODE_ABSENT, NODE_BUSY, NODE_DAMAGED, NODE_FOREIGN,
     NODE_FULL, NODE_GONE, NODE_NAMES, NODE_OK, NODE_OTHER_LIMIT, NODE_OTHER_VERSION, NODE_SLOTS,
     NODE_SYSTEM, NODE_VERSION, NodeCore, NodeName, NodePage, NodeSlot, note_room, open_page,
-    pid_namespace, read_page, remove_name, return_unused, slot_is_dead, sum_under, TEXT_BYTES,
+    pid_namespace, read_page, refund_dead, remove_name, return_unused, sum_under, TEXT_BYTES,
     unlock_names, write_limit, write_own,
 )
 from gpumem._native.driver cimport DriverDevice
@@ -26,10 +26,10 @@ from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
 
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import format_size, is_share, share_of, whole_bytes
 from gpumem._support.texts import visible
 from gpumem.device import Device, device_of_uuid, uuid_of
-from gpumem.errors import NodeError
+from gpumem.errors import ConfigError, DeviceMismatchError, NodeError
 from gpumem.stats import BudgetLevel, NodeHolder
 
 
@@ -91,7 +91,7 @@ cdef class NodeAccess:
                 holders.append(NodeHolder(
                     text_of(&page.names[slot.name]), slot.process,
                     slot.namespace == pid_namespace(), slot.held, slot.priority,
-                    not slot_is_dead(self.core, i), slot.answered_at / 1e9, slot.answered_bytes))
+                    slot.answered_at / 1e9, slot.answered_bytes))
         return tuple(levels), tuple(sorted(holders, key=lambda holder: -holder.held))
 
 
@@ -158,8 +158,6 @@ cdef class NodeMember(NodeAccess):
         text += ", "
         if holder.is_here and holder.process == self.core.own.process:
             return text + "this one:"
-        if not holder.alive:
-            return text + "which has ended:"
         if not is_below(holder.name, asked) or holder.priority > self.core.own.asked_priority:
             return text + "which was not asked:"
         if holder.answered < self.core.own.asked_at / 1e9:
@@ -188,7 +186,7 @@ cdef NodeMember node_of_level(const BudgetCore* level):
 
 
 cdef int copy_page(NodeCore* core, NodePage* page) noexcept nogil:
-    """Read the page as it is at one moment."""
+    """Read the page as it is at one moment, once dead processes are refunded."""
     cdef uint32_t _i
     cdef bint is_same = False
     cdef int outcome
@@ -199,6 +197,8 @@ cdef int copy_page(NodeCore* core, NodePage* page) noexcept nogil:
         if outcome != NODE_OK or is_same:
             break
         outcome = read_page(core)
+        if outcome == NODE_OK and refund_dead(core):
+            continue
         # Two reads in a row agree: no slot changed between its own reads.
         is_same = memcmp(page, core.page, sizeof(NodePage)) == 0
         memcpy(page, core.page, sizeof(NodePage))
@@ -242,6 +242,20 @@ cdef object device_of(str name):
         return Device(head)
     uuid = uuid_of(head)
     return None if uuid is None else device_of_uuid(uuid)
+
+
+cdef uint64_t bytes_of(str what, object value, bint needed, object device) except? <uint64_t>-1:
+    if value is None and not needed:
+        return BUDGET_UNLIMITED
+    if is_share(value):
+        if device is None:
+            raise ConfigError(f"invalid {what} = {value!r}: expected bytes; a percentage needs "
+                              f"the node of a device, such as 'cuda:0' or 'cuda:0/NAME'")
+        return share_of(what, value, device.total_bytes)
+    number = whole_bytes(what, value, accepts_none=not needed)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"invalid {what} = {number}: expected 0 to 2**63 - 1 bytes")
+    return number
 
 
 cdef str known_name(str name):
@@ -351,10 +365,19 @@ cdef class NodeView(NodeAccess):
         require_outcome(self.core, outcome)
         self.core.slot = NODE_SLOTS
 
+    @property
+    def device(self):
+        """The Device that the name begins with; None: with none, or it is not here."""
+        try:
+            return device_of(self.core.name.decode())
+        except DeviceMismatchError:
+            return None
+
     def set_limit(self, limit):
-        """Set the limit of the name that was given; None: no limit of its own."""
+        """Set the limit of the name that was given, as `Budget` reads it."""
+        device = device_of(self.core.name.decode()) if is_share(limit) else None
         self.find()
-        self.change_limit(BUDGET_UNLIMITED if limit is None else limit, True)
+        self.change_limit(bytes_of("limit", limit, False, device), True)
 
     def remove(self):
         """Remove the name with those below it, unless a process uses one; a node with its file."""
@@ -362,7 +385,7 @@ cdef class NodeView(NodeAccess):
         require_outcome(self.core, lock_names(self.core))
         try:
             users = [holder.who() for holder in self.read()[1]
-                     if holder.alive and is_below(holder.name, name)]
+                     if is_below(holder.name, name)]
             if users:
                 raise NodeError(f"{name!r} is in use by {', '.join(users)}")
             if "/" in name:

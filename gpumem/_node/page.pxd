@@ -117,7 +117,8 @@ cdef void await_sizing(NodeCore* node) noexcept nogil
 # Acquires the lock of those that change names, for which it waits at most JOIN_WAIT.
 cdef int lock_names(NodeCore* node) noexcept nogil
 cdef void unlock_names(NodeCore* node) noexcept nogil
-cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil
+# Frees the slots of dead processes; False: there is none. Caller holds `lock`; has read the page.
+cdef bint refund_dead(NodeCore* node) noexcept nogil
 # Bytes that are held, or claimed, under a name.
 cdef uint64_t sum_under(const NodePage* page, uint32_t name, bint held) noexcept nogil
 # Free bytes of the node's device, and all; False: the node is of none, or it does not answer.

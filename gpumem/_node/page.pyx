@@ -794,13 +794,6 @@ cdef void unlock_names(NodeCore* node) noexcept nogil:
     byte_lock(node.fd, 0, F_UNLCK)
 
 
-cdef bint slot_is_dead(NodeCore* node, uint32_t index) noexcept nogil:
-    if index == node.slot or not byte_lock(node.fd, slot_offset(index), F_WRLCK):
-        return False
-    byte_lock(node.fd, slot_offset(index), F_UNLCK)
-    return True
-
-
 cdef void keep_node(NodeCore* node) noexcept nogil:
     global all_nodes
     node.next = all_nodes

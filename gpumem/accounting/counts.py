@@ -61,9 +61,9 @@ class ResourceCount:
         OverflowError
             Above 2**64 - 1.
         """
-        amount = nbytes if type(nbytes) is int else whole_bytes("bytes", nbytes)
+        amount = nbytes if type(nbytes) is int else whole_bytes("nbytes", nbytes)
         if amount < 0:
-            raise ValueError(f"invalid bytes = {amount}: expected 0 to 2**64 - 1")
+            raise ValueError(f"invalid nbytes = {amount}: expected 0 to 2**64 - 1")
         return cls._of(fitting(amount))
 
     @property

@@ -492,7 +492,7 @@ def read_prefixes(config: Any) -> Prefixed:
     """Sort settings by prefix and plain name, and check every key and value."""
     if not isinstance(config, Mapping):
         kind = type(config).__name__
-        raise TypeError(f"settings must be a mapping or an ArenaConfig, not {kind}")
+        raise TypeError(f"config must be a mapping or an ArenaConfig, not {kind}")
     found: Prefixed = {}
     for key, value in config.items():
         parsed = _parse_key(key)

@@ -259,7 +259,7 @@ def test_limit_of_an_arena_is_read_and_set(make_arena):
     assert arena.limit == 64 << 20
     arena.limit = "32MiB"
     assert arena.limit == arena.stats().limit == 32 << 20
-    with pytest.raises(ValueError, match="invalid nbytes = -1"):
+    with pytest.raises(ValueError, match="invalid limit = -1"):
         arena.limit = -1
     assert arena.limit == 32 << 20
     arena.limit = None

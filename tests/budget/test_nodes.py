@@ -19,6 +19,7 @@ from helpers.waiting import wait_until
 import gpumem
 from gpumem import Budget
 from gpumem._node import NodeView, node_files
+from gpumem.cli import main
 from gpumem.errors import BudgetExceededError, ConfigError, DeviceMismatchError, NodeError
 
 MIB = 1 << 20
@@ -170,6 +171,14 @@ def test_bytes_of_a_killed_process_are_refunded(node, other):
     other.send(signal.SIGKILL)
     budget.reserve("64MiB").commit()
     assert held(node) == {node: 64 * MIB}
+
+
+def test_process_that_has_ended_is_not_listed_and_holds_nothing(node, other):
+    other(f"reserved(gpumem.Budget('64MiB', node={node!r}), '60MiB')")
+    assert [holder.process for holder in NodeView(node).read()[1]] == [other.process.pid]
+    other.send(signal.SIGKILL)
+    assert NodeView(node).read()[1] == ()
+    assert held(node) == {node: 0}
 
 
 def test_stopped_process_costs_its_deadline_and_is_named(node, other):
@@ -336,6 +345,8 @@ def test_command_lists_sets_and_removes(node, other):
     assert "publishes its counters" not in shown
     python(*command, f"{node}/a", "--limit", "96MiB")
     assert other("b.limit") == str(96 * MIB)
+    refused = python(*command, f"{node}/a", "--limit", "80%", status=2).stderr
+    assert "a percentage needs the node of a device" in refused
     python(*command, f"{node}/a", "--limit", "none")
     facts = json.loads(python(*command, node, "--json").stdout)["nodes"][0]
     assert [level["limit"] for level in facts["names"]] == [None, None]
@@ -493,7 +504,21 @@ def test_limit_of_a_devices_name_may_be_a_share_of_the_device(device):
     assert budget.limit == total // 4
     with pytest.raises(ConfigError, match="above 0% and at most 100%"):
         budget.limit = "101%"
-    assert budget.limit == total // 4
+    NodeView(f"{device}/a").set_limit("75%")
+    assert budget.limit == total // 4 * 3
+
+
+def test_command_names_the_device_of_a_node_and_sets_a_share_of_it(device, capsys):
+    host = gpumem.Device(device)
+    Budget(None, node=f"{device}/a")
+    assert main(["node", f"{device}/a", "--limit", "50%"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith(f"{device}, {host.name}: 0 B leased, no limit\n  {device}/a: ")
+    assert host.uuid not in listed
+    assert main(["node", device, "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert facts["device"] == {"name": host.name, "ordinal": device, "uuid": host.uuid}
+    assert [level["limit"] for level in facts["names"]] == [None, host.total_bytes // 2]
 
 
 def test_leases_of_a_device_count_until_they_are_allocated(device):

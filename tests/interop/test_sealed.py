@@ -197,7 +197,7 @@ def test_node_is_charged_for_a_set_until_it_is_dropped(folder):
             interop.drop("set", force=True)
             with pytest.raises(errors.BudgetExceededError):
                 budget.reserve(600 << 10)
-        wait_until(lambda: not [each for each in view.read()[1] if each.alive and each.held])
+        wait_until(lambda: not [each for each in view.read()[1] if each.held])
         budget.reserve(600 << 10).cancel()
     finally:
         os.unlink(f"/dev/shm/gpumem-node-{os.geteuid()}-{name}")
