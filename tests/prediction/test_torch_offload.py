@@ -59,6 +59,7 @@ class CpuMover:
     def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
+        return "copied"
 
     def release(self, flat, end, stream):
         self.releases += 1
@@ -252,6 +253,18 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
     again, released, more = run(1 << 40)
     assert torch.equal(gradient, again)
     assert nothing == 0 < released == more - brought
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_bus_is_idle_where_its_last_copy_has_ended(offload, has_ended):
+    """Whether the blocks that were copied are free already does not count."""
+    offload.mover.has_ended = lambda copy: has_ended
+    with offload:
+        y = torch.ones(4, 8, requires_grad=True)
+        for _ in range(6):
+            y = y.exp()
+            offload._release(1 << 40)
+        assert offload.planner.idle == (6 if has_ended else 1)
 
 
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):

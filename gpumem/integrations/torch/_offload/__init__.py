@@ -198,6 +198,7 @@ class Offload:
         self._fixed: dict[int, Any] = {}  # of parameters and buffers
         self._moved: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
         self._leaving: deque[weakref.ref[_Record]] = deque()  # in the order of their copies
+        self._copied: Any = None  # the end of the last copy to the host; None: it has ended
         self._coming: deque[int] | None = None  # numbers of moved storages that are not back yet
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._pages_moved = 0
@@ -333,9 +334,9 @@ class Offload:
         moves = planner.save(module, nbytes, live, peak, waste)
         self._make_room(live)
         record = _Record(self, self._reference(storage), nbytes, version, module)
-        last = self._leaving[-1]() if self._leaving else None
-        if last is not None and last.leaving is not None:
-            planner.idle += self.mover.has_ended(last.leaving[1])
+        if self._copied is not None and self.mover.has_ended(self._copied):
+            self._copied = None
+        planner.idle += self._copied is None
         if record.number == 0:
             before, self._pages_moved = self._pages_moved, self.mover.pages_moved()
             planner.spare(self._pages_moved - before)
@@ -359,6 +360,8 @@ class Offload:
 
     def _make_room(self, live: int) -> int:
         """Free blocks that the time up to the next point needs; returns their bytes."""
+        if not self._leaving:
+            return 0
         return self._release(-self.planner.room(live) - self.planner.margin / 2)
 
     def _release(self, nbytes: float) -> int:
@@ -423,7 +426,7 @@ class Offload:
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         for begin, end in ((first, record.first), (record.last, last)):
             if begin < end:
-                copied = self.mover.copy_out(record.host, flat, begin, end, stream)
+                copied = self._copied = self.mover.copy_out(record.host, flat, begin, end, stream)
                 if record.leaving is None:
                     self._leaving.append(weakref.ref(record))
                     self.planner.leaving += record.nbytes

@@ -23,6 +23,7 @@ class Mover:
         self.sees_peaks = sees_peaks
         self.device = torch.device("cuda", device)
         self._stream = torch.cuda.Stream(device)
+        self._current: tuple[Any, Any] = (None, None)  # PyTorch's numbers of a stream, and it
         self.host = HostMemory(self._pinned)
 
     def live(self) -> tuple[int, int, int]:
@@ -54,7 +55,12 @@ class Mover:
             )
 
     def current_stream(self) -> Any:
-        return self._torch.cuda.current_stream(self.device.index)
+        numbers = self._torch._C._cuda_getCurrentStream(self.device.index)
+        known, stream = self._current  # at once, as another thread may change both
+        if numbers != known:
+            stream = self._torch.cuda.current_stream(self.device.index)
+            self._current = numbers, stream
+        return stream
 
     def has_ended(self, copy: Any) -> bool:
         # A capture ends in an error if an event is asked.

@@ -162,7 +162,7 @@ class Planner:
         self._last = self.step
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
-        self._solved: tuple[object, ...] = ()
+        self._solved: tuple[list[int | None], list[float], float] = ([], [], 1.0)
         self._scale = 1.0
         self._peak: int | None = None
         self._live = self._out = 0  # at the last point
@@ -296,10 +296,15 @@ class Planner:
         limit = (self.limit - self.margin) - (live + self.out - plan.lives[0])
         # Small differences between steps do not cost a new choice.
         grain = self.limit // _GRAINS + 1
-        rounded = [round(each / grain) for each in (limit, *plan.tops)]
-        question = (rounded, [each.end for each in plan.items], round(self._scale, 3))
-        if question != self._solved:
-            self._solved = question
+        ends = [each.end for each in plan.items]
+        amounts = [limit, *plan.tops]
+        known, before, scale = self._solved
+        if (
+            ends != known
+            or abs(scale - self._scale) > 1e-3
+            or any(abs(a - b) > grain for a, b in zip(amounts, before, strict=True))
+        ):
+            self._solved = ends, amounts, self._scale
             self._chosen = choose(plan.items, plan.tops, limit, self._scale)
 
     def _is_like(self, number: int, key: str, nbytes: int) -> bool:
