@@ -26,7 +26,12 @@ OTHERS = re.compile(
     r"Python\.h|cuda\w*\.h|host_defines\.h|dlpack\.h|Exception\.h|CUDA\w+Allocator\.h"
 )
 OF_OTHERS = {"cuda.h"}
-FUNCTIONS_OF_OTHERS = {"copy_from", "malloc_managed", "set_current_device_resource"}
+FUNCTIONS_OF_OTHERS = {
+    "copy_from",
+    "copy_tensor_to_devices",
+    "malloc_managed",
+    "set_current_device_resource",
+}
 ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)
 
 each_document = pytest.mark.parametrize(
