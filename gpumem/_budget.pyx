@@ -311,8 +311,8 @@ cdef class Budget:
     def free(self):
         """Bytes that could be charged here now, under every limit above too; None: no limit.
 
-        A process of a node that has nothing of it may size itself by them: a second such process
-        waits until it has leased half of them, at most for a second.
+        A process of a node may size itself by them: another one that reads them waits until it has
+        leased half of them, at most for a second, and for the first eight reads of a process.
         """
         cdef uint64_t room
         release_retired(False)

@@ -19,6 +19,7 @@ cdef enum:
     CHUNK_PARTS = 16            # and at most this part of what the node has left
     DEATH_WAIT = 2_000_000_000  # ns after it, in which the driver may still release its memory
     SIZE_WAIT = 1_000_000_000   # ns in which a process leases what it has read to be free
+    MAX_SIZINGS = 8             # reads of one process for which others wait
     JOIN_WAIT = 2_000_000_000   # ns that a process waits for another one that joins
     POLL = 200_000              # ns between two looks of a process that waits for others
     REFUND_POLL = 2_000_000     # ns between two requests to a driver that releases memory
@@ -88,8 +89,9 @@ cdef struct NodeCore:
     uint32_t slot               # index
     NodeSlot own                # as the page has it
     NodePage* page              # as last read
-    uint64_t sized_until        # as this process has written it; 0: it sizes itself no more
-    uint64_t sized_bytes        # that were free then
+    uint64_t sized_until        # as this process has written it; 0: it does not size itself now
+    uint64_t sized_held         # bytes of which the lease ends it
+    uint32_t sizings            # that this process has begun
     int64_t room                # bytes left under all limits then, with all claims
     uint32_t refusing           # index of the name that has the least left; the device: the root
     DeviceContext* context      # of the device that the node is of; NULL: of none

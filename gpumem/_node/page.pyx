@@ -351,7 +351,7 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
             node.own.held = node.own.claim
             budget_uncharge(node.level, size)
             write_own(node)     # if it cannot, others count the claim
-            if node.sized_until and node.own.held >= node.sized_bytes // 2:
+            if node.sized_until and node.own.held >= node.sized_held:
                 end_sizing(node)
             return True
         if size > nbytes:
@@ -372,19 +372,21 @@ cdef bint lease(NodeCore* node, uint64_t nbytes) noexcept nogil:
 cdef void await_sizing(NodeCore* node) noexcept nogil:
     """Wait while another process sizes itself; then this one does. Caller holds `lock`.
 
-    A process that has leased nothing may size itself by the bytes that it reads to be free. It has
-    SIZE_WAIT to lease half of them; then it is waited for no longer.
+    A process may size itself by the bytes that it reads to be free, also one that has loaded its
+    weights before. It has SIZE_WAIT to lease half of them. A process that reads them for a log
+    delays others MAX_SIZINGS times, and then no more.
     """
     cdef uint64_t now = clock_ns()
     cdef uint64_t until = now + SIZE_WAIT       # also of what a stranger has written
-    while node.own.held == 0 and lock_names(node) == NODE_OK:
+    while node.sizings < MAX_SIZINGS and lock_names(node) == NODE_OK:
         if read_page(node) != NODE_OK or node.room == INT64_MAX:
             unlock_names(node)
             break
         if (node.page.header.sized_until <= now or now >= until
                 or node.page.header.sized_until == node.sized_until):
             node.sized_until = node.page.header.sized_until = now + SIZE_WAIT
-            node.sized_bytes = <uint64_t>max(node.room, 0)
+            node.sized_held = node.own.held + <uint64_t>max(node.room, 0) // 2
+            node.sizings += 1
             write_word(node, &node.page.header.sized_until)
             unlock_names(node)
             break
@@ -711,7 +713,7 @@ cdef int join(NodeCore* node) noexcept nogil:
         node.limit = BUDGET_UNLIMITED   # a fork's child joins with the limit that there is
     if not take_free_slot(node):
         return NODE_FULL
-    node.sized_until = 0        # a fork's child has the value of its parent
+    node.sized_until = node.sizings = 0     # a fork's child has the values of its parent
     node.own.name = parent - 1
     node.own.process = getpid()
     node.own.namespace = pid_namespace()

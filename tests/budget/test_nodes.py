@@ -44,12 +44,18 @@ def test_one_limit_holds_for_two_processes(node, other):
         assert held(node) == {node: 64 * MIB}
 
 
-def test_second_program_that_sizes_itself_sees_what_the_first_one_took(node, other):
-    budget, found = Budget("64MiB", node=node), []
-    other(f"b := gpumem.Budget(None, node={node!r})")
-    for _ in range(5):  # a try fails if this process stands still for a second
+@pytest.mark.parametrize("weights", [0, 4 * MIB])
+def test_second_program_that_sizes_itself_sees_what_the_first_one_took(node, other, weights):
+    found = []
+    Budget(None, node=node)
+    for number in range(5):  # a try fails if this process stands still for a second
+        name = f"{node}/{number}"
+        budget = Budget(64 * MIB + 2 * weights, node=name)
+        budget.reserve(weights).commit()
+        other(f"b := gpumem.Budget(None, node={name!r})")
+        other(f"reserved(b, {weights})")
         reader = threading.Thread(target=lambda: found.append(other("b.free")))
-        assert budget.free == 64 * MIB
+        assert budget.free > 48 * MIB
         reader.start()
         time.sleep(0.1)  # in which it would read the same without the wait
         with budget.reserve("48MiB"):
