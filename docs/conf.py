@@ -183,11 +183,18 @@ def keep_for_contributors(app, env):
 
 
 def link_to_a_class(app, env, node, content):
-    """Link a name that a docstring has without its module; of an attribute, link its class."""
+    """Link a name that a docstring has without its module; of an attribute, link its class.
+
+    In the tables of a class's own page a name is a member's.
+    """
     name, python = node["reftarget"], env.domains.python_domain
-    if node["refdomain"] != "py" or not (name[0].isupper() or name in gpumem.__all__):
+    if node["refdomain"] != "py":
         return None
-    for each in (name, name.rpartition(".")[0]):
+    page = node["refdoc"].rpartition("/")[2]
+    names = [f"{page}.{name}"] if page.rpartition(".")[2][0].isupper() else []
+    if name[0].isupper() or name in gpumem.__all__:
+        names += [name, name.rpartition(".")[0]]
+    for each in names:
         found = python.find_obj(env, "gpumem", None, each, None, 1) if each else []
         if len(found) == 1:
             kind, target = node["reftype"], found[0][0]
