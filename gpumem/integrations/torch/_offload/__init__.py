@@ -81,7 +81,9 @@ class OffloadReport(Moves):
 class _Record:
     """A storage that autograd has saved, while it holds a tensor of it."""
 
-    def __init__(self, owner: Offload, ref: Any, nbytes: int, version: int, module: str) -> None:
+    def __init__(
+        self, owner: Offload, ref: Any, nbytes: int, version: int, module: str, stream: Any
+    ) -> None:
         self.owner = owner
         self.original = ref
         self.nbytes = nbytes
@@ -92,7 +94,7 @@ class _Record:
         self.item: Item = self.step.items[-1]
         self.host: list[Piece] | None = None
         self.first = self.last = 0  # bytes that the host has
-        self.stream = owner.mover.current_stream()  # that its first tensor was saved on
+        self.stream = stream  # that its first tensor was saved on
         self.saved: list[weakref.ref[_Saved]] = []
         self.pending = 0  # saved tensors that no backward pass has needed
         self.leaving: tuple[Any, ...] | None = None  # its bytes on the GPU, copy's end, stream
@@ -103,12 +105,13 @@ class _Record:
         self.is_awaited = True
 
     def __del__(self) -> None:
+        if self.host is None:
+            return
         self.leave()
         self.set_out(False)
         if not self.is_awaited and self.copy is not None:
             self.owner.mover.drop(*self.copy)
-        if self.host is not None:
-            self.owner.mover.host.free(self.host)
+        self.owner.mover.host.free(self.host)
 
     def leave(self) -> bool:
         """Free the GPU's block in the order of its stream, which waits for the copy."""
@@ -189,6 +192,7 @@ class Offload:
         self.lock = threading.RLock()
         self._torch = torch
         self._kinds = {torch.Tensor, torch.nn.Parameter}
+        self._strided = torch.strided
         self._task: Callable[[], int] = torch._C._current_graph_task_id
         self._min_bytes = min_bytes
         reductions: Any = import_module("torch.multiprocessing.reductions")
@@ -262,10 +266,8 @@ class Offload:
             )
         inside.paths.append(inside.names.get(id(module)) or type(module).__name__)
         for each in (*module._parameters.values(), *module._buffers.values()):
-            if each is None or self._why_not(each) or each.nbytes < self._min_bytes:
-                continue
-            storage = each.untyped_storage()
-            if storage._cdata not in self._fixed:
+            if not self._is_known(each) and each is not None and not self._why_not(each):
+                storage = each.untyped_storage()
                 self._fixed[storage._cdata] = self._reference(storage)
 
     def _leave_module(self, module: Any, args: object, output: object) -> None:
@@ -274,11 +276,19 @@ class Offload:
 
     # ---- saved tensors ---------------------------------------------------------------------------
 
+    def _is_known(self, tensor: Any) -> bool:
+        """Whether it lies in a parameter or a buffer of a module: most tensors do."""
+        return (
+            type(tensor) in self._kinds
+            and tensor.layout is self._strided
+            and tensor.untyped_storage()._cdata in self._fixed
+        )
+
     def _why_not(self, tensor: Any) -> str:
         """Return why a tensor cannot move, or nothing."""
         if type(tensor) not in self._kinds or tensor.is_quantized:
             return "subclass"
-        if tensor.layout is not self._torch.strided:
+        if tensor.layout is not self._strided:
             return "not strided"
         if tensor.device != self.mover.device:
             return f"on {tensor.device.type}"
@@ -295,6 +305,8 @@ class Offload:
 
     def _pack(self, tensor: Any) -> _Saved | _Kept:
         # PyTorch calls it without gradients.
+        if self._is_known(tensor):
+            return self._keep(tensor)
         reason = self._why_not(tensor)
         if reason:
             skipped = self._report.skipped
@@ -303,20 +315,18 @@ class Offload:
         storage = tensor.untyped_storage()
         key = storage._cdata
         # A backward pass frees soon what it saves, such as by recomputation.
-        if key in self._fixed or storage.nbytes() < self._min_bytes or self._task() != -1:
+        if storage.nbytes() < self._min_bytes or self._task() != -1 or tensor.is_inference():
             return self._keep(tensor)
-        if tensor.is_inference():
-            return self._keep(tensor)
+        stream = self.mover.current_stream()
         with self.lock:
             record = self._records.get(key)
             if record is None or record.version != tensor._version:
                 if self._is_fixed(tensor):
                     return self._keep(tensor)
-                record = self._records[key] = self._begin(storage, tensor._version)
+                record = self._records[key] = self._begin(storage, tensor._version, stream)
             saved = _Saved(tensor, record)
             record.pending += 1
             record.saved.append(weakref.ref(saved))
-            stream = self.mover.current_stream()
             if stream != record.stream:
                 self.mover.note_use(tensor, stream)
             if record.host is not None:
@@ -324,16 +334,18 @@ class Offload:
             return saved
 
     def _keep(self, tensor: Any) -> _Kept:
-        return tensor.detach(), None if tensor.is_inference() else tensor._version
+        # A tensor with a history is not held: it may be a result of the node that saves it.
+        kept = tensor if tensor.is_leaf else tensor.detach()
+        return kept, None if tensor.is_inference() else tensor._version
 
-    def _begin(self, storage: Any, version: int) -> _Record:
+    def _begin(self, storage: Any, version: int, stream: Any) -> _Record:
         """Begin a record, with host memory if it moves."""
         module = self._inside.paths[-1] if self._inside.paths else ""
         planner, nbytes = self.planner, storage.nbytes()
         live, peak, waste = self.mover.live()
         moves = planner.save(module, nbytes, live, peak, waste)
         self._make_room(live)
-        record = _Record(self, self._reference(storage), nbytes, version, module)
+        record = _Record(self, self._reference(storage), nbytes, version, module, stream)
         if self._copied is not None and self.mover.has_ended(self._copied):
             self._copied = None
         planner.idle += self._copied is None
