@@ -66,7 +66,8 @@ cdef class Budget:
     ----------
     limit : int, str or None
         Bytes, 0 to 2**63 - 1, or a text such as ``"20GiB"``, that are never passed; with a `node`
-        of a device also a share of its memory, ``"80%"``. None: only the levels above limit it.
+        of a device also a share of its memory, ``"80%"``, as for `soft` and `reserve`. None: only
+        the levels above limit it.
     soft : int or str, optional
         Bytes or a text, at most `limit`: `on_pressure` is called once each time that `used` passes
         them. No request fails because of it.
@@ -159,7 +160,7 @@ cdef class Budget:
                         meant={"soft_limit": "soft"})
         self.device = device_of(node) if isinstance(node, str) else None
         cdef uint64_t hard = bytes_of("limit", limit, False, self.device)
-        cdef uint64_t gentle = soft_of(soft, hard)
+        cdef uint64_t gentle = soft_of(soft, hard, self.device)
         require_name(name)
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
@@ -270,7 +271,7 @@ cdef class Budget:
 
     @soft.setter
     def soft(self, value):
-        store64(&self.core.soft, soft_of(value, budget_load(&self.core.limit)))
+        store64(&self.core.soft, soft_of(value, budget_load(&self.core.limit), self.device))
 
     @property
     def on_pressure(self):
@@ -364,7 +365,7 @@ cdef class Budget:
         >>> budget.free
         1000
         """
-        cdef uint64_t size = bytes_of("nbytes", nbytes, True, None)
+        cdef uint64_t size = bytes_of("nbytes", nbytes, True, self.device)
         cdef Reservation made = Reservation.__new__(Reservation)
         made.budget = self
         made.core = self.core
@@ -478,8 +479,8 @@ cdef class Reservation:
 
 # ---- arguments -----------------------------------------------------------------------------------
 
-cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
-    cdef uint64_t soft = bytes_of("soft", value, False, None)
+cdef uint64_t soft_of(object value, uint64_t limit, object device) except? <uint64_t>-1:
+    cdef uint64_t soft = bytes_of("soft", value, False, device)
     if soft > limit and value is not None:
         raise ValueError(f"invalid soft = {exact_size(soft)}: expected 0 to the limit, "
                          f"{exact_size(limit)}")

@@ -510,6 +510,9 @@ def test_limit_of_a_devices_name_may_be_a_share_of_the_device(device):
     assert budget.limit == total // 4
     with pytest.raises(ConfigError, match="above 0% and at most 100%"):
         budget.limit = "101%"
+    budget.soft = "20%"
+    assert budget.soft == total // 5
+    assert Budget(None, node=f"{device}/a", soft="10%").soft == total // 10
     NodeView(f"{device}/a").set_limit("75%")
     assert budget.limit == total // 4 * 3
 
