@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gpumem
-from bench import markdown
+from bench import markdown, peers
 from bench.virtual import Bare
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -130,12 +130,23 @@ def model_shapes() -> list[tuple[int, ...]]:
 
 def plain_copies(
     device: str, nbytes: int, to: str = "host"
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return calls that copy as many bytes from a GPU, and to it, through one GiB beside."""
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return calls that copy as many bytes from a GPU, and to it, through one GiB beside.
+
+    Between GPUs it is the driver's memory: a copy between tensors would give the other GPU access
+    to the arena's pages, which each sleep then pays for.
+    """
+    if to != "host":
+        driver, stream = peers.Driver(), gpumem.Stream(device)
+        here, there = gpumem.Device(device).index, gpumem.Device(to).index
+        down = peers.driver_copy(driver, here, there, stream)
+        up = peers.driver_copy(driver, there, here, stream)
+        count = -(-nbytes // GIB)
+        return (lambda: [down() for _ in range(count)], lambda: [up() for _ in range(count)])
+
     import torch
 
-    place: dict[str, Any] = {"pin_memory": True} if to == "host" else {"device": to}
-    beside = torch.empty(GIB, dtype=torch.uint8, **place)
+    beside = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
     on_device = torch.empty(GIB, dtype=torch.uint8, device=device)
 
     def copy(to: Any, source: Any) -> None:

@@ -35,6 +35,7 @@ cdef enum:
     AHEAD = 4               # groups with queued copies while the one before them is unmapped
     PEER_GROUP = 536870912  # bytes, 512 MiB: released together in a sleep on another device,
     PEER_AHEAD = 1          # where an unmap waits for all copies that are queued (H100)
+    PEER_PART = 33554432    # bytes, 32 MiB: of one copy, for which an unmap waits (H200)
     FILE_PAGE = 4096
     WINDOW = 16777216       # bytes, 16 MiB: of a file, read or written in one call
 
@@ -434,7 +435,8 @@ cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint
 
 cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uint64_t offset,
                         uint64_t nbytes, bint down, const char** call) noexcept nogil:
-    # Queues a copy for each chunk of the store, or window of a file, that it crosses.
+    # Queues a copy for each chunk of the store, or window of a file, that it crosses. While copies
+    # between GPUs are queued, the driver's calls for mappings wait for the one that runs.
     cdef Store* store = &sleeper.store
     cdef bint in_file = store.place.kind == STORE_FILE
     cdef uint64_t unit = WINDOW if in_file else CHUNK
@@ -448,6 +450,8 @@ cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uin
             return code
         place = store.chunks[0 if in_file else offset // CHUNK].address + offset % unit
         part = min(nbytes, unit - offset % unit)
+        if store.place.kind == STORE_DEVICE:
+            part = min(part, <uint64_t>PEER_PART)
         code = copy_one(sleeper, stream, address, place, part, down, call)
         store.filled = offset + part
         address += part
