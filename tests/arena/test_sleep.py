@@ -360,6 +360,23 @@ arena.check_invariants()
 assert arena.sleep(to="host:1") == held == host.used(1) and host.used(0) == 0
 arena.wake()
 assert whole() and (host.used(0), host.used(1)) == (held, 0)
+# The last copy is queued before the first group is unmapped: refused, it leaves no page to be made
+# again, and the sleep makes no more handles than the store's.
+def handles_and_copies():
+    return host.call_count("cuMemCreate"), host.call_count("cuMemcpyPeerAsync")
+before = handles_and_copies()
+arena.sleep(to="host:1")
+chunks, copies = (now - then for now, then in zip(handles_and_copies(), before))
+arena.wake()
+before, _ = handles_and_copies()
+host.fail("cuMemcpyPeerAsync", copies, 1)
+try:
+    arena.sleep(to="host:1")
+    raise SystemExit("not refused")
+except gpumem.errors.DriverError:
+    host.clear_faults()
+assert handles_and_copies()[0] - before <= chunks
+assert arena.asleep == () and whole() and (host.used(0), host.used(1)) == (held, 0)
 """
 
 

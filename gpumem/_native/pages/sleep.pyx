@@ -34,7 +34,7 @@ cdef enum:
     GROUP = 134217728       # bytes, 128 MiB: handles that are released, or made, together
     AHEAD = 4               # groups with queued copies while the one before them is unmapped
     PEER_GROUP = 536870912  # bytes, 512 MiB: released together in a sleep on another device,
-    PEER_AHEAD = 1          # where an unmap waits for all copies that are queued (H100)
+    PEER_AHEAD = 2          # the next is copied meanwhile, unless an unmap waits for it (H100)
     PEER_PART = 33554432    # bytes, 32 MiB: of one copy, for which an unmap waits (H200)
     FILE_PAGE = 4096
     WINDOW = 16777216       # bytes, 16 MiB: of a file, read or written in one call
@@ -148,6 +148,7 @@ cdef CUresult copy_down(Sleeper* sleeper, Copies* copies, const char** call) noe
             code = group_unmap(sleeper, copies, call)
         first = end
     while code == CUDA_SUCCESS and copies.done < copies.begun:
+        release_unmapped(sleeper, copies)
         code = group_unmap(sleeper, copies, call)
     release_unmapped(sleeper, copies)
     return code
