@@ -3,7 +3,6 @@
 import itertools
 import random
 
-from gpumem.integrations.torch._offload import plan
 from gpumem.integrations.torch._offload.host import HostMemory
 from gpumem.integrations.torch._offload.plan import AHEAD, Item, Planner, choose
 
@@ -112,20 +111,6 @@ def backward_begun(limit, sizes):
     return planner
 
 
-def test_steps_that_alternate_are_rarely_chosen_for_anew(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(plan, "choose", lambda *given: chosen.append(1) or choose(*given))
-    planner, moved = Planner(100 + 20 * 20), []
-    for more in [10, 11] * 32:
-        top, moves = step_of(planner, [10] * 24 + [more] * 24)
-        moved.append(len(moves))
-        assert top <= planner.limit
-    assert len(chosen) < 32
-    for _ in range(plan._MAX_WAIT + 1):  # what is lower for long counts
-        step_of(planner, [10] * 48)
-    assert len(step_of(planner, [10] * 48)[1]) < moved[-1]
-
-
 def test_storage_comes_back_where_the_points_up_to_its_use_have_room():
     planner = backward_begun(100 + 64 * 20, [20] * 40)
     room = planner.limit - planner.margin
@@ -133,7 +118,6 @@ def test_storage_comes_back_where_the_points_up_to_its_use_have_room():
     assert not planner.has_room(10, room - 19)
     here = len(planner.step.lives)
     planner.plan.tops[here + 2] = planner.plan.lives[here - 1] + 7
-    planner._highest = -1, 0  # of the range before
     assert not planner.has_room(10, room - 20)
     assert planner.has_room(10, room - 27)
     assert planner.has_room(38, room - 20)  # is needed before

@@ -20,8 +20,6 @@ _PAGES = 64  # pages that move in a step without a notable cost
 _MAX_WASTE = 8  # the part of it that fragmentation is taken for at most
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _GRAINS = 512  # parts of the limit by which steps differ at least
-_SCALES = 1e-3  # the most by which scales of one choice differ
-_MAX_WAIT = 64  # steps
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
 
 
@@ -164,10 +162,7 @@ class Planner:
         self._last = self.step
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
-        # The ends, the tops, the limit and the scale that the choice is for.
-        self._solved: tuple[list[int | None], list[float], float, float] = ([], [], 0.0, 1.0)
-        self._kept, self._wait = 0, 1  # steps since the choice; those before it may be smaller
-        self._highest = -1, 0  # of the last range of points the highest one, and its end
+        self._solved: tuple[object, ...] = ()
         self._scale = 1.0
         self._peak: int | None = None
         self._live = self._out = 0  # at the last point
@@ -229,24 +224,9 @@ class Planner:
             known = max(self.step.slack, _GUESS * self.step.largest) if end else 0
             return self.usable() - known - live
         here = len(self.step.lives) - 1
-        top = self._top(here + 1, len(self.plan.tops) if end is None else max(end, here + 1) + 1)
-        rise = max(top - self.plan.lives[here], 0)
-        return (self.limit - self.margin) - live - rise * self._scale
-
-    def _top(self, first: int, last: int) -> float:
-        """Return the highest top of the plan between two points, 0 without any.
-
-        Most calls ask for one, or for a part of what the call before has asked for.
-        """
-        assert self.plan is not None
-        tops = self.plan.tops
-        if last - first == 1:
-            return tops[first] if first < len(tops) else 0
-        highest, end = self._highest
-        if last != end or first > highest:
-            highest = max(range(first, min(last, len(tops))), key=tops.__getitem__, default=-1)
-            self._highest = highest, last
-        return tops[highest] if highest >= 0 else 0
+        tops = self.plan.tops[here + 1 : None if end is None else max(end, here + 1) + 1]
+        rise = max(tops, default=0) - self.plan.lives[here] if tops else 0
+        return (self.limit - self.margin) - live - max(rise, 0) * self._scale
 
     def order(self) -> list[int]:
         """Return the numbers of the items of this step, as its backward pass will need them."""
@@ -314,27 +294,13 @@ class Planner:
         self._scale = nbytes / plan.items[0].nbytes
         self.step.slack = round(plan.slack * self._scale)
         limit = (self.limit - self.margin) - (live + self.out - plan.lives[0])
-        self._highest = -1, 0
-        ends, tops = [each.end for each in plan.items], plan.tops
-        known, before, old, scale = self._solved
-        if ends == known and abs(scale - self._scale) <= _SCALES:
-            # Small differences cost no new choice. One choice may make a step higher here and
-            # lower there, and the next one the other way round: so the higher of both is kept, and
-            # what is lower counts after more and more steps.
-            grain = self.limit // _GRAINS + 1
-            self._kept += 1
-            rises = [a - b for a, b in zip(tops, before, strict=True)]
-            if max(rises) > grain or limit < old - grain:
-                tops = list(map(max, tops, before))
-            elif self._kept >= self._wait and (min(rises) < -grain or limit > old + grain):
-                self._wait = min(2 * self._wait, _MAX_WAIT)
-            else:
-                return
-        else:
-            self._wait = 1
-        self._kept = 0
-        self._solved = ends, tops, limit, self._scale
-        self._chosen = choose(plan.items, tops, limit, self._scale)
+        # Small differences between steps do not cost a new choice.
+        grain = self.limit // _GRAINS + 1
+        rounded = [round(each / grain) for each in (limit, *plan.tops)]
+        question = (rounded, [each.end for each in plan.items], round(self._scale, 3))
+        if question != self._solved:
+            self._solved = question
+            self._chosen = choose(plan.items, plan.tops, limit, self._scale)
 
     def _is_like(self, number: int, key: str, nbytes: int) -> bool:
         if self.plan is None or number >= len(self.plan.items):
