@@ -274,9 +274,10 @@ def run(training: Training, size: int, way: Way, steps: int = 1) -> float:
 
 
 def set_limit(limit: int | None) -> None:
+    # Without one, that of the GPU's memory: below any limit pages have the same sizes.
     gc.collect()
     torch.cuda.empty_cache()
-    arena().limit = limit
+    arena().limit = limit or torch.cuda.get_device_properties().total_memory
 
 
 def compare(
@@ -562,6 +563,7 @@ def main() -> None:
     gpumem_torch.enable(mode="full")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.zeros(1, device="cuda")
+    set_limit(None)
     bench = Bench(chosen)
     for name in chosen.rows:
         begin = perf_counter()

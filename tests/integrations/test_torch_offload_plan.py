@@ -234,28 +234,48 @@ def test_free_memory_between_blocks_raises_the_margin():
     assert margins[0] < margins[300]
 
 
-def test_storages_that_moved_in_haste_raise_the_margin_up_to_a_bound():
+def test_refused_request_raises_the_margin_at_once_by_the_bytes_that_no_request_can_have():
+    planner = Planner(6400)
+    planner.save("m", 20, 120, 120)
+    margin = planner.margin
+    planner.refuse(100, 6100, early=False)
+    assert planner.margin == margin + 200 - margin // 2
+    planner.refuse(100, 1000, early=False)
+    assert planner.margin == margin // 2 + 6400 // 16
+
+
+def test_refusal_beside_storages_that_are_back_early_delays_the_others_and_changes_no_plan():
+    planner = backward_begun(6400, [20] * 4)
+    margin = planner.margin
+    planner.refuse(100, 6100, early=True)
+    assert planner.margin > margin
+    planner.end_step()
+    assert planner.margin == margin
+
+
+def test_margin_falls_again_while_no_request_is_refused():
     planner, margins = Planner(6400), []
-    for evicted in (0, 400, 0, 1 << 20):
-        planner.save("m", 20, 120, 120)
-        planner.evicted += evicted
-        planner.need(planner.step, 0, 120, 120, frees=True)
-        planner.end_step()
-        margins.append(planner.margin)
-    assert margins == [200, 300, 300, 900]
-
-
-def test_pages_that_move_while_the_bus_is_idle_raise_the_margin():
-    margins = []
-    for pages, idle in ((1000, 0), (10, 4), (1000, 4)):
-        planner = Planner(6400)
+    planner.refuse(0, 6000, early=False)
+    for _ in range(40):
         step_of(planner, [10] * 4)
         planner.end_step()
-        for _ in range(3):
-            planner.idle = idle
-            planner.spare(pages)
         margins.append(planner.margin)
-    assert margins == [200, 200, 400]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[0] > margins[10] > margins[-1] == Planner(6400).margin
+
+
+def test_refused_request_is_in_the_plan_of_the_next_step():
+    planner = Planner(1 << 20, sees_peaks=True)
+    planner.save("m", 10, 100, 100)
+    planner.refuse(500, 120, early=False)  # its memory was never allocated
+    planner.save("m", 10, 130, 130)
+    planner.need(planner.step, 1, 130, 130, frees=True)
+    assert planner.step.bounds[1:] == [500 + 120 - 130, 0]
+
+
+def test_of_the_storages_that_live_long_the_largest_move():
+    items = [Item("m", 10, 0, 19), Item("m", 30, 1, 18), Item("m", 30, 8, 11)]
+    assert choose(items, [0] * 9 + [70, 70] + [0] * 9, 45) == {1}
 
 
 def test_highest_bytes_between_two_points_are_exact_where_the_allocator_tells_them():

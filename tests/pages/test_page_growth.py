@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 import gpumem
@@ -95,6 +97,19 @@ def test_pages_grow_with_the_live_peak(make_arena):
     small = arena.allocate(1000)
     assert page_sizes(arena).count(2) == 2 * 223 + 1, "small blocks' pages stay small"
     for block in [*held, small]:
+        block.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "largest"), [(0, 48, 16), (8, 48, 4), (8, 96, 8), (8, 8, 4), (8, 512, 32)]
+)
+def test_block_below_a_limit_has_at_least_eight_pages(make_arena, limit, size, largest):
+    arena = make_arena(VIRTUAL | {"max_mem": limit << 30})
+    held = [arena.allocate(7 << 30)]  # a 224th of it is a page of 32 MiB
+    before = Counter(page_sizes(arena))
+    held.append(arena.allocate(size * MIB))
+    assert max(Counter(page_sizes(arena)) - before) == largest
+    for block in held:
         block.close()
 
 

@@ -50,12 +50,6 @@ class CpuMover:
     def note_use(self, tensor, stream):
         self.uses.append((tensor.nbytes, stream))
 
-    def has_ended(self, copy):
-        return False
-
-    def pages_moved(self):
-        return 0
-
     def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
@@ -253,18 +247,6 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
     again, released, more = run(1 << 40)
     assert torch.equal(gradient, again)
     assert nothing == 0 < released == more - brought
-
-
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_bus_is_idle_where_its_last_copy_has_ended(offload, has_ended):
-    """Whether the blocks that were copied are free already does not count."""
-    offload.mover.has_ended = lambda copy: has_ended
-    with offload:
-        y = torch.ones(4, 8, requires_grad=True)
-        for _ in range(6):
-            y = y.exp()
-            offload._release(1 << 40)
-        assert offload.planner.idle == (5 if has_ended else 0)  # after the first point
 
 
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):

@@ -23,9 +23,9 @@ from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
     ActionKind, address_of, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of, GRANULE,
     GRANULE_BITS, granule_from, granule_of, has_active, is_backed, is_dormant_quiet, is_idle,
-    is_movable, is_quiet, MAX_PAGE_GRANULES, may_use, overlaps, Page, page_mapped_at, page_over,
-    PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
-    PLANNED_SLOTS, PlanResult, RETIRED, RetiredView, Space,
+    is_movable, is_quiet, LIMIT_BITS, LIMITED_GRANULES, MAX_PAGE_GRANULES, may_use, overlaps,
+    Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA,
+    PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED, RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE
@@ -328,9 +328,12 @@ cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept n
     # keeps rounding small, or a block that is a large part of it into CLAIM_PAGES. A large block
     # gets no larger pages: after its free they have to fit into the places of smaller blocks. Pages
     # of the largest size are for blocks of many such pages: free memory between smaller blocks is
-    # often less than such a page, which then can neither hold a block nor move.
+    # often less than such a page, which then can neither hold a block nor move. Below a limit
+    # that would end in a refusal, so every block there consists of many pages.
+    cdef bint limited = demand.hard_limit >> LIMIT_BITS == 0
+    cdef uint64_t least = LIMITED_GRANULES if limited else MAX_PAGE_GRANULES // 2
     cdef uint64_t limit = min(<uint64_t>MAX_PAGE_GRANULES, max(
-        <uint64_t>MAX_PAGE_GRANULES // 2, demand.claim // BLOCK_PAGES >> GRANULE_BITS))
+        least, demand.claim // BLOCK_PAGES >> GRANULE_BITS))
     cdef uint64_t bytes = max(demand.live_peak // PEAK_PAGES, demand.claim // CLAIM_PAGES)
     cdef uint32_t granules = 1
     if not space.large:

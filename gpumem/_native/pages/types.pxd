@@ -44,6 +44,8 @@ cdef enum:
     PEAK_PAGES = 224            # pages that the live peak is divided into, at least
     CLAIM_PAGES = 56            # the same of a block that is a large part of it
     BLOCK_PAGES = 8             # blocks of at least this many get pages of the largest size
+    LIMITED_GRANULES = 2        # 4 MiB: pages of small blocks below a limit
+    LIMIT_BITS = 62             # of a hard limit; one of more bits is none
     MAX_RETIRED = 4096          # views; each plan reads all of them
     RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
     MAX_RANGES = 24             # they double, so this is more than there are addresses

@@ -202,10 +202,8 @@ class Offload:
         self._fixed: dict[int, Any] = {}  # of parameters and buffers
         self._moved: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
         self._leaving: deque[weakref.ref[_Record]] = deque()  # in the order of their copies
-        self._copied: Any = None  # the end of the last copy to the host; None: it has ended
         self._coming: deque[int] | None = None  # numbers of moved storages that are not back yet
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
-        self._pages_moved = 0
         self._inside = _Inside()
         self._entered: list[Any] = []
         self._waits: list[tuple[Moves, int, Any, Any]] = []
@@ -346,12 +344,7 @@ class Offload:
         moves = planner.save(module, nbytes, live, peak, waste)
         self._make_room(live)
         record = _Record(self, self._reference(storage), nbytes, version, module, stream)
-        if self._copied is not None and self.mover.has_ended(self._copied):
-            self._copied = None
-        planner.idle += self._copied is None
         if record.number == 0:
-            before, self._pages_moved = self._pages_moved, self.mover.pages_moved()
-            planner.spare(self._pages_moved - before)
             self.mover.host.begin_step()
             self._moved = weakref.WeakValueDictionary()
             self._leaving = deque(each for each in self._leaving if each() is not None)
@@ -372,9 +365,11 @@ class Offload:
 
     def _make_room(self, live: int) -> int:
         """Free blocks that the time up to the next point needs; returns their bytes."""
-        if not self._leaving:
-            return 0
-        return self._release(-self.planner.room(live) - self.planner.margin / 2)
+        released = self._release(-self.planner.room(live)) if self._leaving else 0
+        self.planner.out_before = self.planner.out
+        if released and self.mover.sees_peaks:
+            self.mover.live()  # the highest bytes are those from now on
+        return released
 
     def _release(self, nbytes: float) -> int:
         """Free blocks of at least so many bytes that leave, the oldest copies first.
@@ -395,11 +390,14 @@ class Offload:
         Storages that stay move, and those that came back too early leave again.
         """
         released = self._release(nbytes)
-        for record in list(self._records.values()):  # those that are needed last come first
+        records = list(self._records.values())  # those that are needed last come first
+        if released < nbytes and self.mover.sees_peaks:
+            early = any(each.flat is not None and not each.is_awaited for each in records)
+            self.planner.refuse(nbytes, self.mover.allocated(), early=early)
+        for record in records:
             if released >= nbytes:
                 break
             moved = self._evict(record) if record.host is None else record.leave_again()
-            self.planner.evicted += moved
             released += moved
         return released
 
@@ -438,7 +436,7 @@ class Offload:
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         for begin, end in ((first, record.first), (record.last, last)):
             if begin < end:
-                copied = self._copied = self.mover.copy_out(record.host, flat, begin, end, stream)
+                copied = self.mover.copy_out(record.host, flat, begin, end, stream)
                 if record.leaving is None:
                     self._leaving.append(weakref.ref(record))
                     self.planner.leaving += record.nbytes

@@ -23,6 +23,7 @@ class Mover:
         self.sees_peaks = sees_peaks
         self.device = torch.device("cuda", device)
         self._stream = torch.cuda.Stream(device)
+        self._highest = 0  # bytes at the peak that `allocated` has seen since the last `live`
         self._current: tuple[Any, Any] = (None, None)  # PyTorch's numbers of a stream, and it
         self.host = HostMemory(self._pinned)
 
@@ -33,7 +34,9 @@ class Mover:
         bytes of memory that cannot be released, since other blocks lie in it.
         """
         if self.sees_peaks:
-            return *_hooks.live_bytes(self.device.index), 0
+            now, highest = _hooks.live_bytes(self.device.index)
+            highest, self._highest = max(highest, self._highest), 0
+            return now, highest, 0
         found = self._torch.cuda.memory_stats_as_nested_dict(self.device)
         if not found:
             return 0, 0, 0
@@ -41,10 +44,11 @@ class Mover:
         between = found["inactive_split_bytes"]["all"]["current"]
         return allocated["current"], allocated["peak"], between
 
-    def pages_moved(self) -> int:
-        """Return how many pages the arena has moved."""
-        arena = _hooks.arenas().get(self.device.index) if self.sees_peaks else None
-        return arena.stats().pages_moved if arena is not None else 0
+    def allocated(self) -> int:
+        """Return the bytes that PyTorch has allocated from an arena now."""
+        now, highest = _hooks.live_bytes(self.device.index)
+        self._highest = max(self._highest, highest)
+        return now
 
     def require_no_capture(self) -> None:
         """Raise `IntegrationError` while a CUDA graph is captured."""
@@ -61,10 +65,6 @@ class Mover:
             stream = self._torch.cuda.current_stream(self.device.index)
             self._current = numbers, stream
         return stream
-
-    def has_ended(self, copy: Any) -> bool:
-        # A capture ends in an error if an event is asked.
-        return not self._torch.cuda.is_current_stream_capturing() and bool(copy.query())
 
     def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int, stream: Any) -> Any:
         """Copy bytes to the host after what a stream has queued; returns the copy's end."""

@@ -8,16 +8,17 @@ were moved.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
-_MARGIN = 64  # the part of the limit that is left, beside the known fragmentation
-_PAGES = 64  # pages that move in a step without a notable cost
+_MARGIN = 128  # the part of the limit that is left, beside the known fragmentation
 _MAX_WASTE = 8  # the part of it that fragmentation is taken for at most
+_CALM = 4  # steps without a refusal after which a quarter of the known fragmentation is forgotten
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _GRAINS = 512  # parts of the limit by which steps differ at least
 _LIKENESS = 8  # a storage is the recorded one if its size differs by less than this part
@@ -96,35 +97,38 @@ def choose(
 ) -> set[int]:
     """Return the numbers of few items without which no time has more bytes than the limit.
 
-    Those that live longest are chosen first, because their copies have the most time. `scale` is
-    the size of the next step by that of the recorded one.
+    Of those that live at least half as long as the longest, the largest are chosen first: few
+    copies, and places that any later block fits into. Then those that live longest, because their
+    copies have the most time. `scale` is the size of the next step by that of the recorded one.
     """
     base = tops[0] if tops else 0
-    above = [base + (each - base) * scale - limit for each in tops]
-    high = [point for point, each in enumerate(above) if each > 0]
-    excess = [above[point] for point in high]
+    above = base + (np.array(tops, float) - base) * scale - limit
+    high = np.flatnonzero(above > 0)
+    excess = above[high]
+    begins = [each.begin + 1 for each in items]
+    ends = [len(tops) if each.end is None else each.end - AHEAD + 1 for each in items]
+    bounds = zip(np.searchsorted(high, begins), np.searchsorted(high, ends), strict=True)
+    spans = {
+        i: slice(*span)
+        for i, span in enumerate(bounds)
+        if items[i].frees and span[0] < span[1]
+    }
+    lengths = {i: ends[i] - begins[i] for i in spans}
+    half = max(lengths.values(), default=0) / 2
 
-    def shift(i: int, nbytes: float) -> None:
-        span = spans[i]
-        excess[span] = [each + nbytes for each in excess[span]]
+    def rank(i: int) -> tuple[int, ...]:
+        return (lengths[i] < half, -items[i].nbytes * (lengths[i] >= half), -lengths[i], i)
 
-    spans = {}
-    lengths = {}
-    for i, each in enumerate(items):
-        begin, end = each.begin + 1, len(tops) if each.end is None else each.end - AHEAD + 1
-        span = slice(bisect_left(high, begin), bisect_left(high, end))
-        if each.frees and span.start < span.stop:
-            spans[i], lengths[i] = span, end - begin
     chosen: list[int] = []
-    for i in sorted(spans, key=lambda i: (-lengths[i], i)):
-        if max(excess[spans[i]]) > 0:
+    for i in sorted(spans, key=rank):
+        if excess[spans[i]].max() > 0:
             chosen.append(i)
-            shift(i, -items[i].nbytes * scale)
+            excess[spans[i]] -= items[i].nbytes * scale
     for i in reversed(chosen):
         nbytes = items[i].nbytes * scale
-        if max(excess[spans[i]]) + nbytes <= 0:
+        if excess[spans[i]].max() + nbytes <= 0:
             chosen.remove(i)
-            shift(i, nbytes)
+            excess[spans[i]] += nbytes
     return set(chosen)
 
 
@@ -139,12 +143,10 @@ class Planner:
         Bytes of gradients that the backward pass of a first step will allocate.
     out : int
         Bytes that are on the host now and not on the GPU.
+    out_before : int
+        Those as the time since the last point began.
     leaving : int
         Bytes that are copied to the host, and can be freed on the GPU at any time.
-    evicted : int
-        Bytes of this step that moved because a request would have been refused.
-    idle : int
-        Points of this step at which the bus had nothing to carry to the host.
     step : TrainingStep
         The step under way.
     plan : TrainingStep or None
@@ -156,17 +158,18 @@ class Planner:
         self.limit = limit
         self._sees_peaks = sees_peaks
         self.coming = 0
-        self.out = self.leaving = self.evicted = self.idle = 0
+        self.out = self.leaving = 0
         self.step = TrainingStep()
         self.plan: TrainingStep | None = None
-        self._last = self.step
+        self._wanted = 0  # bytes of a request since the last point that was refused, and of all else
+        self._calm = 0  # steps since the last refusal
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
         self._solved: tuple[object, ...] = ()
         self._scale = 1.0
         self._peak: int | None = None
-        self._live = self._out = 0  # at the last point
-        self._waste = 0
+        self._live = self.out_before = 0  # at the last point
+        self._waste = [0, 0]  # without storages that are back early, and beside them
         self._is_backward = False
 
     def save(self, key: str, nbytes: int, live: int, peak: int, waste: int = 0) -> bool:
@@ -241,22 +244,23 @@ class Planner:
         step, self.step = self.step, TrainingStep(slack=self.step.slack)
         self._is_backward = False
         step.end()
-        # Half of what had to move in haste, as some of it was more than the fragmentation needed.
-        waste = max(step.waste, self._waste + self.evicted // 2)
-        self._waste = min(waste, self.limit // _MAX_WASTE)
-        self.evicted = 0
-        self._last = step
+        self._calm += 1
+        if self._calm > _CALM:
+            self._waste = [each - each // 4 for each in self._waste]
+            self._calm = 1
+        self._waste = [min(max(step.waste, each), self.limit // _MAX_WASTE) for each in self._waste]
         if step.items:
             self._steps[step.items[0].key] = step
 
-    def spare(self, pages: int) -> None:
-        """Leave more of the limit if so many pages moved while the bus was mostly idle.
+    def refuse(self, nbytes: int, live: int, *, early: bool) -> None:
+        """Note that a request was refused, though the limit has room for it beside `live` bytes.
 
-        A page costs the host as much time as the copy of five megabytes costs the bus.
+        `early`: storages were back that nothing had needed yet.
         """
-        if pages > _PAGES and 2 * self.idle > len(self._last.items):
-            self._waste = min(self._waste + self.limit // _MARGIN, self.limit // _MAX_WASTE)
-        self.idle = 0
+        waste = min(self.limit - live - nbytes, self.limit // _MAX_WASTE // 2)
+        self._waste[early] = max(self._waste[early], waste)
+        self._wanted = max(self._wanted, live + nbytes + self.out)
+        self._calm = 0
 
     def _add_point(self, live: int, peak: int, waste: int) -> None:
         step = self.step
@@ -266,13 +270,14 @@ class Planner:
         if self._peak is not None and (self._sees_peaks or peak > self._peak):
             before = step.lives[-1] if step.lives else live + self.out
             # A storage that moves counts as out before the program has released it.
-            out = min(self.out, self._out)
-            bound = max(peak + out - max(before, live + self.out), 0)
+            out = min(self.out, self.out_before)
+            bound = max(peak + out, self._wanted) - max(before, live + self.out)
+            bound = max(bound, 0)
             step.slack = max(step.slack, int(bound))
             step.highest = max(step.highest, peak)
         elif peak == self._peak:
             bound = peak - max(live, self._live)
-        self._peak, self._live, self._out = peak, live, self.out
+        self._peak, self._live, self.out_before, self._wanted = peak, live, self.out, 0
         step.lives.append(live + self.out)
         step.bounds.append(bound if len(step.lives) > 1 else 0)
         step.highest = max(step.highest, live)
@@ -281,7 +286,7 @@ class Planner:
     def margin(self) -> int:
         """Bytes of the limit that are left to fragmentation, and to copies under way."""
         share = self.limit // _MARGIN
-        return share + max(self._waste, share)
+        return share + max(*self._waste[: 1 + self._is_backward], share)
 
     def usable(self) -> int:
         """Return the bytes that the points of a step without a plan may have."""
