@@ -273,6 +273,14 @@ def test_refused_request_is_in_the_plan_of_the_next_step():
     assert planner.step.bounds[1:] == [500 + 120 - 130, 0]
 
 
+def test_blocks_that_are_freed_at_a_point_count_as_out_for_the_time_after_it():
+    planner = Planner(1 << 20, sees_peaks=True)
+    planner.save("m", 10, 100, 100)
+    planner.out = planner.out_before = 40
+    planner.save("m", 10, 70, 90)
+    assert planner.step.bounds == [0, 90 + 40 - (70 + 40)]
+
+
 def test_of_the_storages_that_live_long_the_largest_move():
     items = [Item("m", 10, 0, 19), Item("m", 30, 1, 18), Item("m", 30, 8, 11)]
     assert choose(items, [0] * 9 + [70, 70] + [0] * 9, 45) == {1}

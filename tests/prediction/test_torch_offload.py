@@ -249,6 +249,18 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
     assert nothing == 0 < released == more - brought
 
 
+def test_highest_bytes_after_a_point_are_those_after_the_blocks_that_it_frees():
+    made = Offload(torch, CpuMover(), 100, 1)
+    made.mover.sees_peaks, asked = True, []
+    made.mover.live = lambda: asked.append(made.planner.out) or (1000, 1000, 0)
+    with made:
+        y = torch.ones(4, 8, requires_grad=True).exp()
+        y = y.exp()  # frees the first block at its own point
+        assert asked[-2:] == [0, made.planner.out]
+        assert made.planner.out_before == made.planner.out > 0
+        y.sum().backward()
+
+
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
     offload.mover.room = 0
     assert all(map(torch.equal, gradients(chunks), gradients(chunks, offload)))

@@ -109,9 +109,7 @@ def choose(
     ends = [len(tops) if each.end is None else each.end - AHEAD + 1 for each in items]
     bounds = zip(np.searchsorted(high, begins), np.searchsorted(high, ends), strict=True)
     spans = {
-        i: slice(*span)
-        for i, span in enumerate(bounds)
-        if items[i].frees and span[0] < span[1]
+        i: slice(*span) for i, span in enumerate(bounds) if items[i].frees and span[0] < span[1]
     }
     lengths = {i: ends[i] - begins[i] for i in spans}
     half = max(lengths.values(), default=0) / 2
@@ -161,7 +159,7 @@ class Planner:
         self.out = self.leaving = 0
         self.step = TrainingStep()
         self.plan: TrainingStep | None = None
-        self._wanted = 0  # bytes of a request since the last point that was refused, and of all else
+        self._wanted = 0  # bytes with a request that was refused since the last point
         self._calm = 0  # steps since the last refusal
         self._steps: dict[str, TrainingStep] = {}  # the last one by the key of its first item
         self._chosen: set[int] = set()
