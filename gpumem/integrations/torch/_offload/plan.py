@@ -17,7 +17,8 @@ import numpy as np
 AHEAD = 1
 """The points before its use at which a storage is on the GPU again at the latest."""
 _MARGIN = 128  # the part of the limit that is left, beside the known fragmentation
-_MAX_WASTE = 8  # the part of it that fragmentation is taken for at most
+_MAX_WASTE = 8  # the part of it that the memory between blocks is taken for at most
+_MAX_LACK = 16, 4  # the same after refusals, without storages that are back early and beside them
 _CALM = 4  # steps without a refusal after which a quarter of the known fragmentation is forgotten
 _GUESS = 4  # largest storages that an unknown step needs for a while, such as for gradients
 _GRAINS = 512  # parts of the limit by which steps differ at least
@@ -246,7 +247,8 @@ class Planner:
         if self._calm > _CALM:
             self._waste = [each - each // 4 for each in self._waste]
             self._calm = 1
-        self._waste = [min(max(step.waste, each), self.limit // _MAX_WASTE) for each in self._waste]
+        between = min(step.waste, self.limit // _MAX_WASTE)
+        self._waste = [max(between, each) for each in self._waste]
         if step.items:
             self._steps[step.items[0].key] = step
 
@@ -255,7 +257,7 @@ class Planner:
 
         `early`: storages were back that nothing had needed yet.
         """
-        waste = min(self.limit - live - nbytes, self.limit // _MAX_WASTE // 2)
+        waste = min(self.limit - live - nbytes, self.limit // _MAX_LACK[early])
         self._waste[early] = max(self._waste[early], waste)
         self._wanted = max(self._wanted, live + nbytes + self.out)
         self._calm = 0
