@@ -124,9 +124,14 @@ class _Record:
             self.set_out(True)
             return True
 
+    @property
+    def is_early(self) -> bool:
+        """Whether it is on the GPU again, and nothing has needed it yet."""
+        return self.flat is not None and not self.is_awaited
+
     def leave_again(self) -> int:
         """Free the GPU's block if it is back and not needed yet; returns its bytes."""
-        if self.flat is None or self.is_awaited or self.copy is None:
+        if not self.is_early or self.copy is None:
             return 0
         self.owner.mover.drop(*self.copy)
         self.flat, self.is_awaited = None, True
@@ -392,7 +397,7 @@ class Offload:
         released = self._release(nbytes)
         records = list(self._records.values())  # those that are needed last come first
         if released < nbytes and self.mover.sees_peaks:
-            early = any(each.flat is not None and not each.is_awaited for each in records)
+            early = any(each.is_early for each in records)
             self.planner.refuse(nbytes, self.mover.allocated(), early=early)
         for record in records:
             if released >= nbytes:

@@ -34,8 +34,8 @@ class Mover:
         bytes of memory that cannot be released, since other blocks lie in it.
         """
         if self.sees_peaks:
-            now, highest = _hooks.live_bytes(self.device.index)
-            highest, self._highest = max(highest, self._highest), 0
+            now = self.allocated()
+            highest, self._highest = self._highest, 0
             return now, highest, 0
         found = self._torch.cuda.memory_stats_as_nested_dict(self.device)
         if not found:

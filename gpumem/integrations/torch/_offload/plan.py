@@ -114,12 +114,10 @@ def choose(
     }
     lengths = {i: ends[i] - begins[i] for i in spans}
     half = max(lengths.values(), default=0) / 2
-
-    def rank(i: int) -> tuple[int, ...]:
-        return (lengths[i] < half, -items[i].nbytes * (lengths[i] >= half), -lengths[i], i)
-
+    ranked = sorted(spans, key=lambda i: (-lengths[i], i))
+    long = [i for i in ranked if lengths[i] >= half]
     chosen: list[int] = []
-    for i in sorted(spans, key=rank):
+    for i in sorted(long, key=lambda i: -items[i].nbytes) + ranked[len(long) :]:
         if excess[spans[i]].max() > 0:
             chosen.append(i)
             excess[spans[i]] -= items[i].nbytes * scale
