@@ -50,7 +50,8 @@ def main(memory: str) -> int:
             n_workers=2,
             threads_per_worker=1,
             dashboard_address=":0",
-            silence_logs=logging.ERROR,
+            # Dask logs an error if the cluster closes while a worker sends its heartbeat.
+            silence_logs=logging.CRITICAL,
         ) as cluster,
         Client(cluster) as client,
     ):
