@@ -3,14 +3,15 @@
 import itertools
 import random
 
-from gpumem.integrations.torch._offload.host import HostMemory
 from gpumem.integrations.torch._offload.plan import AHEAD, Item, Planner, choose
+
+from gpumem.integrations.torch._offload.host import HostMemory
 
 
 def step_of(planner, sizes, base=100, key="m", grown=0):
     """Run a forward and a backward pass in a model of an allocator; return its peak and moves."""
     live, moved, steps = base, [], []
-    peak = planner._peak or base
+    peak = max(planner._peak, base)
     begun = live
     for nbytes in sizes:
         live += nbytes

@@ -15,7 +15,7 @@ from gpumem.integrations.torch import _build
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from helpers.saved_programs import PROGRAMS, chunks  # noqa: E402
+from helpers.saved_programs import PROGRAMS, MovesAll, chunks  # noqa: E402
 
 from gpumem.integrations.torch._offload import Offload  # noqa: E402
 from gpumem.integrations.torch._offload.host import HostMemory  # noqa: E402
@@ -32,6 +32,7 @@ class CpuMover:
         self.host = HostMemory(self.slab)
         self.ends = self.releases = 0
         self.stream, self.uses = "main", []
+        self.end = Now()
 
     def live(self):
         return 1000, 1000, 0
@@ -53,12 +54,12 @@ class CpuMover:
     def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
-        return "copied"
+        return self.end
 
     def release(self, flat, end, stream):
         self.releases += 1
 
-    def bring(self, pieces, nbytes, first, last):
+    def bring(self, pieces, nbytes, first, last, *, at_once):
         flat = torch.zeros(nbytes, dtype=torch.uint8)
 
         def end():
@@ -77,6 +78,11 @@ class CpuMover:
 
 
 class Now:
+    is_over = False
+
+    def query(self):
+        return self.is_over
+
     def synchronize(self):
         pass
 
@@ -189,7 +195,7 @@ def test_brought_ahead_and_never_needed_is_awaited_by_its_memory(offload):
 
 def test_storages_that_need_not_leave_are_not_brought_back():
     made = Offload(torch, CpuMover(), 1 << 40, 1)
-    made.planner.save = lambda *given, save=made.planner.save: save(*given) or True
+    made.planner = MovesAll(1 << 40)
     assert all(map(torch.equal, gradients(chunks), gradients(chunks, made)))
     report = made.report()
     assert report.moved > report.brought == 0
@@ -228,8 +234,8 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
 
     def run(nbytes):
         made = Offload(torch, CpuMover(), 1 << 40, 1)
-        made.planner.save = lambda *given, save=made.planner.save: save(*given) or True
-        made._make_room = lambda live: made._release(1 << 40)
+        made.planner = MovesAll(1 << 40)
+        made.planner.frees = True
         y, released = x, []
         with made:
             for i in range(8):
@@ -249,9 +255,25 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
     assert nothing == 0 < released == more - brought
 
 
+def test_blocks_that_a_plan_moves_are_freed_as_soon_as_their_copies_have_ended():
+    made = Offload(torch, CpuMover(), 1 << 40, 1)
+    made.planner = MovesAll(1 << 40)
+    found = []
+    for is_over in (True, False, True):  # the first step has no plan
+        made.mover.end.is_over = is_over
+        with made:
+            loss = chunks(torch.randn(6, 8, requires_grad=True), torch.nn.Linear(8, 8))
+            found.append((made.mover.releases, made.planner.leaving > 0))
+        loss.backward()
+        made.mover.releases = 0
+    assert [releases > 0 for releases, _ in found] == [False, False, True]
+    assert [is_left for _, is_left in found] == [True, True, True]
+
+
 def test_highest_bytes_after_a_point_are_those_after_the_blocks_that_it_frees():
-    made = Offload(torch, CpuMover(), 100, 1)
-    made.mover.sees_peaks, asked = True, []
+    mover, asked = CpuMover(), []
+    mover.sees_peaks = True
+    made = Offload(torch, mover, 100, 1)
     made.mover.live = lambda: asked.append(made.planner.out) or (1000, 1000, 0)
     with made:
         y = torch.ones(4, 8, requires_grad=True).exp()
@@ -270,20 +292,19 @@ def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
 
 
 def test_storage_that_cannot_come_back_early_comes_when_it_is_needed(offload):
-    bring, early = offload.mover.bring, []
+    bring, refused = offload.mover.bring, []
 
-    def refuse_early(pieces, nbytes, first, last):
-        if sys._getframe(2).f_code.co_name == "_bring_next":
-            early.append(nbytes)
+    def refuse_at_once(pieces, nbytes, first, last, *, at_once):
+        if at_once:
+            refused.append(nbytes)
             raise torch.OutOfMemoryError
-        return bring(pieces, nbytes, first, last)
+        return bring(pieces, nbytes, first, last, at_once=False)
 
-    offload.mover.bring = refuse_early
+    offload.mover.bring = refuse_at_once
     expected = gradients(chunks)
     for _ in range(2):  # the first one has no plan that brings anything early
         assert all(map(torch.equal, expected, gradients(chunks, offload)))
-    assert early
-    assert offload.report().brought > 0
+    assert sum(refused) > offload.report().brought > 0
 
 
 def test_backward_passes_of_several_threads(offload):

@@ -59,13 +59,9 @@ from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.torch import _allocator, _build, _hooks, _phases, _pinned
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
-from gpumem.integrations.torch._offload import (
-    Moves,
-    Offload,
-    OffloadReport,
-    context,
-)
+from gpumem.integrations.torch._offload import Offload, context
 from gpumem.integrations.torch._offload.mover import Mover
+from gpumem.integrations.torch._offload.report import Moves, OffloadReport
 
 __all__ = [
     "Moves",

@@ -152,6 +152,12 @@ cdef uint64_t configured[TORCH_ARENAS]
 # oom_collect_ms of each arena's settings.
 cdef uint64_t collect_ms[TORCH_ARENAS]
 
+cdef extern from *:
+    """
+    static _Thread_local int gm_refuses_at_once;    /* requests of this thread */
+    """
+    int gm_refuses_at_once
+
 cdef enum:
     MAX_SAID = 1024         # bytes of a text about a garbage collection
     PINNED_LABEL = -1       # of the hooks of pinned memory; no pool of PyTorch's has this number
@@ -780,7 +786,7 @@ cdef struct Garbage:        # one collection; both threads see it
 cdef int collect(int device, size_t nbytes, int status, char** said) noexcept nogil:
     cdef Garbage* garbage
     cdef int outcome = TORCH_NOTHING_FREED
-    if (collect_ms[device] == 0 or process_is_exiting()
+    if (collect_ms[device] == 0 or gm_refuses_at_once or process_is_exiting()
             or not memory_is_out(hook_core(hook_of(device)), nbytes, status)):
         return outcome
     garbage = <Garbage*>calloc(1, sizeof(Garbage))
@@ -914,6 +920,12 @@ def set_reliever(function):
     """
     global reliever
     reliever = function
+
+
+def refuse_at_once(bint at_once):
+    """Let requests of this thread be refused without a garbage collection, or with one again."""
+    global gm_refuses_at_once
+    gm_refuses_at_once = at_once
 
 
 def live_bytes(int device):

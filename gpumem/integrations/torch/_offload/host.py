@@ -48,10 +48,13 @@ class HostMemory:
         self._peaks[-1] = max(self._peaks[-1], self.used)
         found = []
         while nbytes:
-            slab, first, last = self._free.pop(0)
+            # One piece is one copy: the smallest that is large enough, else what is free in order.
+            sizes = [last - first for _, first, last in self._free]
+            i = sizes.index(min((each for each in sizes if each >= nbytes), default=sizes[0]))
+            slab, first, last = self._free.pop(i)
             end = min(last, first + nbytes)
             if end < last:
-                self._free.insert(0, (slab, end, last))
+                self._free.insert(i, (slab, end, last))
             found.append((slab, first, end))
             nbytes -= end - first
         return found

@@ -69,7 +69,7 @@ class Mover:
     def copy_out(self, pieces: list[Piece], flat: Any, first: int, last: int, stream: Any) -> Any:
         """Copy bytes to the host after what a stream has queued; returns the copy's end."""
         self._stream.wait_stream(stream)
-        with self._torch.cuda.stream(self._stream):
+        with self._stream:
             for begin, end, view in self.host.views(pieces, first, last):
                 view.copy_(flat[begin:end], non_blocking=True)
         return self._stream.record_event()
@@ -84,14 +84,16 @@ class Mover:
         flat.record_stream(stream)
 
     def bring(
-        self, pieces: list[Piece], nbytes: int, first: int, last: int
+        self, pieces: list[Piece], nbytes: int, first: int, last: int, *, at_once: bool
     ) -> tuple[Any, Any, Any]:
-        """Start a copy back; returns the GPU's tensor, the end of the copy and its stream."""
-        torch = self._torch
+        """Start a copy back; returns the GPU's tensor, the end of the copy and its stream.
+
+        `at_once`: where memory is out, the request is refused before garbage is collected.
+        """
         current = self.current_stream()
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        flat = self._allocate(nbytes, at_once, device=self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             for begin, end, view in self.host.views(pieces, first, last):
                 flat[begin:end].copy_(view, non_blocking=True)
         return flat, self._stream.record_event(), current
@@ -112,10 +114,16 @@ class Mover:
         stream.wait_event(event)
 
     def _pinned(self, nbytes: int) -> Any:
-        torch = self._torch
         try:
             with observe.tag("offload"):
-                found = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        except torch.OutOfMemoryError:
+                found = self._allocate(nbytes, True, device="cpu", pin_memory=True)
+        except self._torch.OutOfMemoryError:
             return None
         return found if found.is_pinned() else None
+
+    def _allocate(self, nbytes: int, at_once: bool, **where: Any) -> Any:
+        _hooks.refuse_at_once(at_once)
+        try:
+            return self._torch.empty(nbytes, dtype=self._torch.uint8, **where)
+        finally:
+            _hooks.refuse_at_once(False)
