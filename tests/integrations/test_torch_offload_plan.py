@@ -256,6 +256,35 @@ def test_refusal_beside_storages_that_are_back_early_delays_the_others_and_chang
     assert planner.margin == margin
 
 
+def test_refusal_beside_blocks_that_leave_frees_them_earlier_and_moves_no_more():
+    planner = backward_begun(6400, [20] * 4)
+    margin, room = planner.margin, planner.room(1000)
+    planner.refuse(100, 6100, leaving=True)
+    assert planner.margin == margin
+    assert planner.room(1000) == room + margin // 2 - 200
+    ahead = planner.limit - margin - 20
+    assert planner.has_room(0, ahead)
+
+
+def test_margin_falls_later_where_refusals_followed_and_soon_again_where_none_did():
+    planner, falls = Planner(6400), []
+
+    def steps_to_a_fall():
+        margin = planner.margin
+        for steps in range(1, 600):
+            planner.end_step()
+            if planner.margin < margin:
+                return steps
+        return None
+
+    for _ in range(8):
+        planner.refuse(0, 6000, early=False)
+        falls.append(steps_to_a_fall())
+    assert falls == [5, 9, 17, 33, 65, 129, 257, 257]
+    assert steps_to_a_fall() == 256
+    assert steps_to_a_fall() == 4
+
+
 def test_margin_falls_again_while_no_request_is_refused():
     planner, margins = Planner(6400), []
     planner.refuse(0, 6000, early=False)

@@ -17,9 +17,10 @@ cdef enum:
     POINTS = 1      # before its use at which a storage is on the GPU again at the latest
     MARGIN = 128    # the part of the limit that is left, beside the known fragmentation
     MAX_WASTE = 8   # the part of it that the memory between blocks is taken for at most
-    MAX_LACK = 16   # the same after refusals without storages that are back early
-    MAX_EARLY = 4   # and beside them
-    CALM = 4        # steps without a refusal after which a quarter of it is forgotten
+    MAX_LACK = 16   # the same after refusals of requests that nothing else could make room for
+    MAX_MORE = 4    # and of others
+    CALM = 4        # steps without a refusal after which a quarter of it is forgotten, at first
+    MAX_CALM = 256  # the same where refusals follow
     GUESS = 4       # largest storages that an unknown step needs for a while, such as for gradients
     GRAINS = 512    # parts of the limit by which steps differ at least
     LIKENESS = 8    # a storage is the recorded one if its size differs by less than this part
@@ -156,8 +157,11 @@ cdef class Planner:
     cdef bint sees_peaks, is_backward
     cdef int64_t wanted             # bytes with a request that was refused since the last point
     cdef int64_t live               # at the last point
-    cdef int64_t[2] waste           # without storages that are back early, and beside them
-    cdef int calm                   # steps since the last refusal
+    # Bytes that no request could have: where nothing else could make room; beside storages that
+    # are back early; beside blocks that leave.
+    cdef int64_t[3] waste
+    cdef int calm, rest             # steps since the last refusal or fall; those before a fall
+    cdef bint has_fallen            # the known fragmentation, since the last refusal
     cdef double scale
     cdef set chosen
     cdef tuple solved
@@ -169,7 +173,7 @@ cdef class Planner:
         self._steps = {}
         self._peak = -1
         self.chosen, self.solved = set(), ()
-        self.scale = 1
+        self.scale, self.rest = 1, CALM
 
     def save(self, str key not None, int64_t nbytes, int64_t live, int64_t peak, int64_t waste=0):
         """Note that a storage is saved; return whether it moves.
@@ -238,7 +242,7 @@ cdef class Planner:
             return self.usable() - known - live
         for i in range(here + 1, min(max(end, here + 1) + 1, len(plan.tops))):
             rise = max(rise, <double>plan.tops[i] - <double>plan.lives[here])
-        return (self.limit - self.margin) - live - rise * self.scale
+        return (self.limit - self.left(end == 0)) - live - rise * self.scale
 
     def order(self):
         """Return the numbers of the items of this step, as its backward pass will need them."""
@@ -262,25 +266,32 @@ cdef class Planner:
         self.is_backward = False
         step.end()
         self.calm += 1
-        if self.calm > CALM:
-            for i in range(2):
+        if self.calm > self.rest:
+            for i in range(3):
                 self.waste[i] -= self.waste[i] // 4
-            self.calm = 1
+            # A fall that no refusal followed is tried again soon.
+            self.rest = CALM if self.has_fallen else self.rest
+            self.calm, self.has_fallen = 1, True
         between = min(step.waste, self.limit // MAX_WASTE)
         for i in range(2):
             self.waste[i] = max(between, self.waste[i])
         if step.items:
             self._steps[(<Item>step.items[0]).key] = step
 
-    def refuse(self, int64_t nbytes, int64_t live, *, bint early):
+    def refuse(self, int64_t nbytes, int64_t live, *, bint early=False, bint leaving=False):
         """Note that a request was refused, though the limit has room for it beside `live` bytes.
 
-        `early`: storages were back that nothing had needed yet.
+        `early`: storages were back that nothing had needed yet. `leaving`: blocks that leave made
+        room.
         """
-        cdef int64_t most = self.limit // (MAX_EARLY if early else MAX_LACK)
-        self.waste[early] = max(self.waste[early], min(self.limit - live - nbytes, most))
-        self.wanted = max(self.wanted, live + nbytes + self.out)
-        self.calm = 0
+        cdef int kind = 2 if leaving else early
+        cdef int64_t most = self.limit // (MAX_MORE if kind else MAX_LACK)
+        self.waste[kind] = max(self.waste[kind], min(self.limit - live - nbytes, most))
+        if not leaving:     # else it is allocated soon
+            self.wanted = max(self.wanted, live + nbytes + self.out)
+        if self.has_fallen:
+            self.rest = min(2 * self.rest, MAX_CALM)
+        self.calm, self.has_fallen = 0, False
 
     cdef void add_point(self, int64_t live, int64_t peak, int64_t waste):
         cdef TrainingStep step = self.step
@@ -308,10 +319,10 @@ cdef class Planner:
         """Bytes of the limit that are left to fragmentation, and to copies under way."""
         return self.left()
 
-    cdef int64_t left(self):
+    cdef int64_t left(self, bint leaving=False):
         cdef int64_t share = self.limit // MARGIN
         cdef int64_t known = max(self.waste[0], self.waste[1] if self.is_backward else 0)
-        return share + max(known, share)
+        return share + max(known, share, self.waste[2] if leaving else 0)
 
     def usable(self):
         """Return the bytes that the points of a step without a plan may have."""

@@ -381,14 +381,17 @@ cdef class Storages:
 
         Storages that stay move, and those that came back too early leave again.
         """
+        cdef int64_t live = self.mover.allocated() if self.mover.sees_peaks else 0
         cdef int64_t released = self.release(nbytes)
         cdef list records = list(self._records.values())    # those needed last come first
         cdef Record each
         cdef bint early = False
-        if released < nbytes and self.mover.sees_peaks:
+        if live:
             for each in records:
                 early = early or each.is_early()
-            self.planner.refuse(nbytes, self.mover.allocated(), early=early)
+            if released < nbytes:
+                live -= released
+            self.planner.refuse(nbytes, live, early=early, leaving=released >= nbytes)
         for each in records:
             if released >= nbytes:
                 break
