@@ -421,6 +421,30 @@ print(torch.cuda.max_memory_allocated() >> 20)
 
 
 @needs_cuda
+def test_copy_that_need_not_come_back_yet_is_refused_without_a_garbage_collection():
+    said = over_null_cuda(
+        """
+import gc, torch
+from gpumem import Arena
+from gpumem.integrations import torch as integration
+integration.enable(Arena("cuda:0", max_mem="64MiB"), mode="full")
+mover = integration.offload("32MiB").mover
+held = torch.empty(60 << 20, dtype=torch.uint8, device="cuda")
+pieces = mover.host.allocate(16 << 20)
+collected = []
+gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
+for at_once in (True, False):
+    collected.clear()
+    try:
+        mover.bring(pieces, 16 << 20, 0, 16 << 20, at_once=at_once)
+    except torch.OutOfMemoryError:
+        print(2 in collected)
+"""
+    )
+    assert said.splitlines() == ["False", "True"]
+
+
+@needs_cuda
 def test_request_that_no_step_had_moves_what_stays_instead_of_a_refusal():
     said = over_null_cuda(
         """
