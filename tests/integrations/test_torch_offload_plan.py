@@ -262,8 +262,12 @@ def test_refusal_beside_blocks_that_leave_frees_them_earlier_and_moves_no_more()
     planner.refuse(100, 6100, leaving=True)
     assert planner.margin == margin
     assert planner.room(1000) == room + margin // 2 - 200
-    ahead = planner.limit - margin - 20
-    assert planner.has_room(0, ahead)
+    assert planner.has_room(0, planner.limit - margin - 20)
+    unknown = Planner(6400)
+    unknown.save("m", 20, 120, 120)
+    room = unknown.room(1000)
+    unknown.refuse(100, 6100, leaving=True)
+    assert unknown.room(1000) == room - 200
 
 
 def test_margin_falls_later_where_refusals_followed_and_soon_again_where_none_did():
@@ -277,8 +281,11 @@ def test_margin_falls_later_where_refusals_followed_and_soon_again_where_none_di
                 return steps
         return None
 
+    for _ in range(10):
+        planner.end_step()  # there is nothing that could fall
     for _ in range(8):
         planner.refuse(0, 6000, early=False)
+        planner.refuse(100, 6000, leaving=True)  # is met, and changes nothing of it
         falls.append(steps_to_a_fall())
     assert falls == [5, 9, 17, 33, 65, 129, 257, 257]
     assert steps_to_a_fall() == 256

@@ -6,6 +6,7 @@ On the CPU a stand-in for the mover copies at once, so that values are compared 
 import gc
 import sys
 import threading
+import time
 
 import pytest
 from helpers.child import program as run_program
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from helpers.saved_programs import PROGRAMS, MovesAll, chunks  # noqa: E402
 
+from gpumem.integrations.torch import _offload  # noqa: E402
 from gpumem.integrations.torch._offload import Offload  # noqa: E402
 from gpumem.integrations.torch._offload.host import HostMemory  # noqa: E402
 
@@ -31,8 +33,10 @@ class CpuMover:
         self.room = 1 << 40
         self.host = HostMemory(self.slab)
         self.ends = self.releases = 0
+        self.released = []  # ends of copies
         self.stream, self.uses = "main", []
-        self.end = Now()
+        self.copies = 0  # the number of each is its end
+        self.ended = set()
 
     def live(self):
         return 1000, 1000, 0
@@ -54,10 +58,15 @@ class CpuMover:
     def copy_out(self, pieces, flat, first, last, stream):
         for begin, end, view in self.host.views(pieces, first, last):
             view.copy_(flat[begin:end])
-        return self.end
+        self.copies += 1
+        return self.copies
+
+    def has_ended(self, copy):
+        return copy in self.ended
 
     def release(self, flat, end, stream):
         self.releases += 1
+        self.released.append(end)
 
     def bring(self, pieces, nbytes, first, last, *, at_once):
         flat = torch.zeros(nbytes, dtype=torch.uint8)
@@ -78,11 +87,6 @@ class CpuMover:
 
 
 class Now:
-    is_over = False
-
-    def query(self):
-        return self.is_over
-
     def synchronize(self):
         pass
 
@@ -255,19 +259,96 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
     assert nothing == 0 < released == more - brought
 
 
+def moving_all(limit=1 << 40):
+    """Return a context that moves all, and has followed a step of three storages."""
+    made = Offload(torch, CpuMover(), limit, 1)
+    made.planner = MovesAll(limit)
+    with made:
+        losses = [(torch.ones(64, requires_grad=True) * 2).sin() for _ in range(3)]
+    sum(losses).sum().backward()
+    return made
+
+
 def test_blocks_that_a_plan_moves_are_freed_as_soon_as_their_copies_have_ended():
-    made = Offload(torch, CpuMover(), 1 << 40, 1)
-    made.planner = MovesAll(1 << 40)
-    found = []
-    for is_over in (True, False, True):  # the first step has no plan
-        made.mover.end.is_over = is_over
-        with made:
-            loss = chunks(torch.randn(6, 8, requires_grad=True), torch.nn.Linear(8, 8))
-            found.append((made.mover.releases, made.planner.leaving > 0))
-        loss.backward()
-        made.mover.releases = 0
-    assert [releases > 0 for releases, _ in found] == [False, False, True]
-    assert [is_left for _, is_left in found] == [True, True, True]
+    made = moving_all()
+    with made:
+        first = (torch.ones(64, requires_grad=True) * 2).sin()
+        kept = made.mover.copies
+        assert kept not in made.mover.released
+        made.mover.ended.add(kept)
+        second = (torch.ones(64, requires_grad=True) * 2).sin()
+        assert made.mover.released[-1:] == [kept]
+    brought = made.report().brought
+    (first + second).sum().backward()
+    assert made.report().brought == brought + 64 * 4
+
+
+def test_copy_under_way_is_not_awaited_when_the_one_before_it_was_dropped():
+    made = moving_all()
+    with made:
+        dropped = (torch.ones(64, requires_grad=True) * 2).sin()
+        kept = (torch.ones(64, requires_grad=True) * 2).sin()
+        under_way = made.mover.copies
+        del dropped
+        last = (torch.ones(64, requires_grad=True) * 2).sin()
+        assert under_way not in made.mover.released
+    (kept + last).sum().backward()
+
+
+def test_storages_whose_copies_have_ended_stay_where_they_are_in_the_backward_pass():
+    made = moving_all()
+    with made:
+        loss = sum((torch.ones(64, requires_grad=True) * 2).sin() for _ in range(3)).sum()
+    brought = made.report().brought
+    made.mover.ended.update(range(made.mover.copies + 1))
+    loss.backward()
+    assert made.report().brought == brought
+
+
+def test_bytes_that_the_program_holds_do_not_count_as_freed_for_a_refused_request():
+    mover = CpuMover()
+    mover.sees_peaks = True
+    mover.live = lambda: (900, 900, 0)
+    mover.allocated = lambda: 900
+    made = Offload(torch, mover, 1000, 1)
+    made.planner = MovesAll(1000, sees_peaks=True)
+    with made:
+        held = torch.ones(20, requires_grad=True) * 2
+        loss = held.sin()
+    before = made.planner.margin
+    assert made._relieve(90) == held.nbytes
+    assert made.planner.margin == before + 10 - before // 2
+    del loss
+
+
+def test_request_that_one_context_meets_is_none_of_the_next_one(monkeypatch):
+    made = [Offload(torch, CpuMover(), 1000, 1) for _ in range(2)]
+    asked = []
+    for each in made:
+        each.mover.device = torch.device("cuda", 0)
+        each._relieve = lambda nbytes: asked.append(nbytes) or 50
+    monkeypatch.setattr(_offload, "_offloads", dict(enumerate(made)))
+    assert _offload._relieve(0, 40) == 50
+    assert asked == [40]
+    assert _offload._relieve(0, 100) == 100
+    assert asked == [40, 100, 50]
+
+
+def test_storage_that_is_saved_while_its_record_ends_has_a_new_one(offload):
+    tensor = torch.randn(64)
+    last = [offload._pack(tensor)]
+    with offload.lock:
+        ending = threading.Thread(target=last.clear)
+        ending.start()
+        time.sleep(0.2)  # the end of the record waits for the lock
+        saved = offload._pack(tensor)
+    ending.join()
+    expected = tensor.clone()
+    del tensor
+    gc.collect()
+    other = offload._pack(torch.full((64,), 7.0))  # takes any pieces that are free
+    assert torch.equal(offload._unpack(saved), expected)
+    del saved, other
 
 
 def test_highest_bytes_after_a_point_are_those_after_the_blocks_that_it_frees():

@@ -55,22 +55,19 @@ class Offload(Storages):
             return
         inside = self._inside
         if not inside.paths:
+            inside.outermost = module
             inside.names = self._names.get(module, {})
             if id(module) not in inside.names:
                 names = {id(each): path for path, each in module.named_modules()}
                 inside.names = self._names[module] = names
-            if self.planner.plan is None:
-                self.planner.coming = sum(
-                    each.nbytes
-                    for each in module.parameters()
-                    if each.requires_grad and each.grad is None and each.device == self.mover.device
-                )
         inside.paths.append(inside.names.get(id(module)) or type(module).__name__)
         self._fix(module)
 
     def _leave_module(self, module: Any, args: object, output: object) -> None:
         if not self._torch.compiler.is_compiling() and self._inside.paths:
             self._inside.paths.pop()
+            if not self._inside.paths:
+                self._inside.outermost = None
 
 
 def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
@@ -121,10 +118,11 @@ def _end_backward() -> None:
 
 def _relieve(device: int, nbytes: int) -> int:
     """Free memory of a device before a request of so many bytes is refused."""
-    released = 0
-    for each in list(_offloads.values()):
-        # A thread that holds the lock leaves it soon, or it asks for memory itself at last.
-        if each.mover.device.index == device and each.lock.acquire(timeout=_MAX_WAIT):
+    released, end = 0, time.monotonic() + _MAX_WAIT
+    for each in [each for each in _offloads.values() if each.mover.device.index == device]:
+        # The lock may be that of the thread that asks, which waits for this one.
+        wait = max(0, end - time.monotonic())
+        if released < nbytes and each.lock.acquire(timeout=wait):
             try:
                 released += each._relieve(nbytes - released)
             finally:

@@ -74,6 +74,10 @@ class Mover:
                 view.copy_(flat[begin:end], non_blocking=True)
         return self._stream.record_event()
 
+    def has_ended(self, copy: Any) -> bool:
+        """Whether a copy to the host has ended; a capture allows no such question."""
+        return not self._torch.cuda.is_current_stream_capturing() and copy.query()
+
     def note_use(self, tensor: Any, stream: Any) -> None:
         """Let nothing reuse the block, which may be freed soon, before a stream is done."""
         tensor.record_stream(stream)
@@ -88,7 +92,7 @@ class Mover:
     ) -> tuple[Any, Any, Any]:
         """Start a copy back; returns the GPU's tensor, the end of the copy and its stream.
 
-        `at_once`: where memory is out, the request is refused before garbage is collected.
+        `at_once`: where memory is out, the request is refused; nothing is freed or collected.
         """
         current = self.current_stream()
         flat = self._allocate(nbytes, at_once, device=self.device)

@@ -13,8 +13,8 @@ from libc.stdint cimport int64_t
 
 import numpy as np
 
-cdef enum:
-    POINTS = 1      # before its use at which a storage is on the GPU again at the latest
+cpdef enum:
+    AHEAD = 1       # points before its use at which a storage is on the GPU again at the latest
     MARGIN = 128    # the part of the limit that is left, beside the known fragmentation
     MAX_WASTE = 8   # the part of it that the memory between blocks is taken for at most
     MAX_LACK = 16   # the same after refusals of requests that nothing else could make room for
@@ -24,8 +24,6 @@ cdef enum:
     GUESS = 4       # largest storages that an unknown step needs for a while, such as for gradients
     GRAINS = 512    # parts of the limit by which steps differ at least
     LIKENESS = 8    # a storage is the recorded one if its size differs by less than this part
-
-AHEAD = POINTS
 
 
 cdef class Item:
@@ -160,8 +158,10 @@ cdef class Planner:
     # Bytes that no request could have: where nothing else could make room; beside storages that
     # are back early; beside blocks that leave.
     cdef int64_t[3] waste
-    cdef int calm, rest             # steps since the last refusal or fall; those before a fall
-    cdef bint has_fallen            # the known fragmentation, since the last refusal
+    # Steps since the last refusal or fall of the known fragmentation; those before the next fall;
+    # whether it has fallen since the last refusal.
+    cdef int calm, rest
+    cdef bint has_fallen
     cdef double scale
     cdef set chosen
     cdef tuple solved
@@ -222,7 +222,7 @@ cdef class Planner:
         cdef Py_ssize_t end = here
         if self.plan is not None:
             end = self.end_of(number)
-            if end - here < POINTS:
+            if end - here < AHEAD:
                 return True     # the plan has room for it
         return (<Item>self.step.items[number]).nbytes <= self.room_until(live, end)
 
@@ -237,8 +237,8 @@ cdef class Planner:
         cdef Py_ssize_t i
         cdef double rise = 0
         cdef double known
-        if plan is None:
-            known = max(self.step.slack, GUESS * self.step.largest) if end else 0
+        if plan is None or here < 0:
+            known = max(self.step.slack, GUESS * self.step.largest) if end else self.waste[2]
             return self.usable() - known - live
         for i in range(here + 1, min(max(end, here + 1) + 1, len(plan.tops))):
             rise = max(rise, <double>plan.tops[i] - <double>plan.lives[here])
@@ -246,10 +246,8 @@ cdef class Planner:
 
     def order(self):
         """Return the numbers of the items of this step, as its backward pass will need them."""
-        cdef list numbers = list(range(len(self.step.items)))
-        if self.plan is None:
-            return numbers[::-1]
-        return sorted(numbers, key=self.end_of)
+        numbers = range(len(self.step.items))
+        return numbers[::-1] if self.plan is None else sorted(numbers, key=self.end_of)
 
     cdef Py_ssize_t end_of(self, Py_ssize_t number):
         # The point at which the recorded step needed a storage.
@@ -267,11 +265,12 @@ cdef class Planner:
         step.end()
         self.calm += 1
         if self.calm > self.rest:
+            # After a fall that no refusal followed, the next one is soon.
+            self.rest = CALM if self.has_fallen else self.rest
+            self.calm = 1
+            self.has_fallen = max(self.waste[0], self.waste[1]) > self.limit // MARGIN
             for i in range(3):
                 self.waste[i] -= self.waste[i] // 4
-            # A fall that no refusal followed is tried again soon.
-            self.rest = CALM if self.has_fallen else self.rest
-            self.calm, self.has_fallen = 1, True
         between = min(step.waste, self.limit // MAX_WASTE)
         for i in range(2):
             self.waste[i] = max(between, self.waste[i])
@@ -287,8 +286,9 @@ cdef class Planner:
         cdef int kind = 2 if leaving else early
         cdef int64_t most = self.limit // (MAX_MORE if kind else MAX_LACK)
         self.waste[kind] = max(self.waste[kind], min(self.limit - live - nbytes, most))
-        if not leaving:     # else it is allocated soon
-            self.wanted = max(self.wanted, live + nbytes + self.out)
+        if leaving:         # the request is met, and costs no other step anything
+            return
+        self.wanted = max(self.wanted, live + nbytes + self.out)
         if self.has_fallen:
             self.rest = min(2 * self.rest, MAX_CALM)
         self.calm, self.has_fallen = 0, False

@@ -21,8 +21,8 @@ from gpumem.integrations.torch._offload.report import Moves, OffloadReport
 cdef class Record:
     """A storage that autograd has saved, while it holds a tensor of it."""
 
-    # `original` and `back` are weak references to its storage, the latter to that which came back
-    # as `flat`, and stays while tensors are `pending`: those that no backward pass has needed.
+    # `original` and `back` are weak references, to the storage and to that which came back. `flat`
+    # holds the latter while tensors are `pending`: no backward pass has needed them.
     cdef object owner, original, flat, back, __weakref__
     cdef str module
     cdef object stream          # that its first tensor was saved on
@@ -39,24 +39,26 @@ cdef class Record:
     cdef bint is_out, is_awaited    # is_awaited: a stream waits for the copy back
 
     def __del__(self):
+        self.version = -1       # another thread may find it while this one waits for the lock
         if self.host is None:
             return
-        self.leave()
-        self.set_out(False)
-        if not self.is_awaited and self.copy is not None:
+        with self.owner.lock:
+            self.leave()
+            self.set_out(False)
+        if not self.is_awaited:
             self.owner.mover.drop(*self.copy)
         self.owner.mover.host.free(self.host)
 
     cdef bint leave(self) except -1:
         # Frees the GPU's block in the order of its stream, which waits for the copy.
-        with self.owner.lock:
-            leaving, self.leaving = self.leaving, None
-            if leaving is None:
-                return False
-            self.owner.mover.release(*leaving)
-            self.owner.planner.leaving -= self.nbytes
-            self.set_out(True)
-            return True
+        leaving, self.leaving = self.leaving, None
+        if leaving is None:
+            return False
+        self.owner.mover.release(*leaving)
+        self.owner.planner.leaving -= self.nbytes
+        self.owner._coming = None
+        self.set_out(True)
+        return True
 
     cdef bint is_early(self):
         # Whether it is on the GPU again, and nothing has needed it yet.
@@ -64,7 +66,7 @@ cdef class Record:
 
     cdef int64_t leave_again(self) except -1:
         # Frees the GPU's block if it is back and not needed yet; returns its bytes.
-        if not self.is_early() or self.copy is None:
+        if not self.is_early():
             return 0
         self.owner.mover.drop(*self.copy)
         self.flat, self.is_awaited = None, True
@@ -73,9 +75,8 @@ cdef class Record:
         return self.nbytes
 
     cdef void set_out(self, bint is_out):
-        with self.owner.lock:
-            self.owner.planner.out += self.nbytes * (<int>is_out - <int>self.is_out)
-            self.is_out = is_out
+        self.owner.planner.out += self.nbytes * (<int>is_out - <int>self.is_out)
+        self.is_out = is_out
 
 
 @cython.final
@@ -84,7 +85,6 @@ cdef class Saved:
 
     cdef Record record
     cdef object tensor, counter     # None once its storage leaves; holder of its versions
-    cdef int64_t version
     cdef bint is_used
     cdef object dtype, size, offset, strides, __weakref__
 
@@ -108,9 +108,10 @@ cdef void check(tensor, version):
 
 
 class Inside(threading.local):
-    """The paths of the modules that a thread is in, and those of the outermost one's."""
+    """The outermost module that a thread is in, the paths of all, and those of its modules."""
 
     def __init__(self):
+        self.outermost = None
         self.paths = []
         self.names = {}
 
@@ -142,6 +143,7 @@ cdef class Storages:
     cdef public object _coming
     cdef readonly list _waits       # copies that a stream waited for, with two events
     cdef object told                # the report
+    cdef object unknown             # the last step that followed no plan
     cdef int64_t min_bytes
     cdef object torch, kinds, strided, task, reference, weak
 
@@ -182,6 +184,17 @@ cdef class Storages:
             return self.told
 
     # ---- which tensors move ----------------------------------------------------------------------
+
+    def _gradients(self):
+        """Return the bytes of gradients that the backward pass of this step will allocate."""
+        outermost = self._inside.outermost
+        if outermost is None:
+            return 0
+        return sum([
+            each.nbytes
+            for each in outermost.parameters()
+            if each.requires_grad and each.grad is None and each.device == self.mover.device
+        ])
 
     def _fix(self, module):
         """Note the parameters and buffers of a module, which stay."""
@@ -251,7 +264,6 @@ cdef class Storages:
             saved = Saved.__new__(Saved)
             saved.record = record
             saved.tensor = saved.counter = tensor.detach()
-            saved.version = record.version
             record.pending += 1
             record.saved.append(weakref.ref(saved))
             if stream != record.stream:
@@ -274,8 +286,8 @@ cdef class Storages:
             check(saved[0], saved[1])
             return saved[0]
         place = saved
-        check(place.counter, place.version)
         record = place.record
+        check(place.counter, record.version)
         with self.lock:
             storage = self.find(record, place)
             if not place.is_used:
@@ -323,7 +335,9 @@ cdef class Storages:
         record.saved, record.is_awaited = [], True
         live, peak, waste = self.mover.live()
         moves = planner.save(record.module, record.nbytes, live, peak, waste)
-        self.make_room(live)
+        if planner.plan is None and planner.step is not self.unknown:
+            self.unknown, planner.coming = planner.step, self._gradients()
+        self.make_room(live, True)
         record.step = planner.step
         record.number = len(planner.step.items) - 1
         record.item = planner.step.items[record.number]
@@ -331,7 +345,7 @@ cdef class Storages:
             self.mover.host.begin_step()
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
-            self.fixed = {key: each for key, each in self.fixed.items() if not each.expired()}
+            self.fixed = {key: each for key, each in list(self.fixed.items()) if not each.expired()}
         self._coming = None
         if moves:
             self.mover.require_no_capture()
@@ -347,33 +361,32 @@ cdef class Storages:
             moves.moved += record.nbytes
             self.moved[record.number] = record
 
-    cdef int64_t make_room(self, int64_t live) except -1:
-        # Frees blocks that the time up to the next point needs, and those that the plan moves and
-        # whose copies have ended; returns their bytes.
+    cdef int64_t make_room(self, int64_t live, bint ended=False) except -1:
+        # Frees as much as the time up to the next point needs, and with `ended` blocks that the
+        # plan moves and whose copies have ended; returns their bytes.
         cdef int64_t released = 0
-        cdef Record record
         if self.leaving:
-            released = self.release(-self.planner.room(live))
-        while self.leaving and self.planner.plan is not None:
-            record = self.leaving[0]()
-            if record is not None and record.leaving is not None and not record.leaving[1].query():
-                break
-            released += self.release(1)
+            ended = ended and self.planner.plan is not None
+            released = self.release(-self.planner.room(live), ended)
         self.planner.out_before = self.planner.out
         if released and self.mover.sees_peaks:
             self.mover.live()   # the highest bytes are those from now on
         return released
 
-    cdef int64_t release(self, double nbytes) except -1:
-        # Frees blocks of at least so many bytes that leave, the oldest copies first; returns their
-        # bytes. Their streams wait for the copies, and no thread does.
+    cdef int64_t release(self, double nbytes, bint ended=False) except -1:
+        # Frees blocks of at least so many bytes that leave, the oldest copies first, and with
+        # `ended` the next ones whose copies have ended; returns their bytes. Their streams wait for
+        # the copies, and no thread does.
         cdef int64_t released = 0
         cdef Record record
-        while self.leaving and released < nbytes:
-            record = self.leaving.popleft()()
+        while self.leaving:
+            record = self.leaving[0]()
+            if record is not None and record.leaving is not None and released >= nbytes:
+                if not (ended and self.mover.has_ended(record.leaving[1])):
+                    break
+            self.leaving.popleft()
             if record is not None and record.leave():
                 released += record.nbytes
-                self._coming = None
         return released
 
     def _relieve(self, int64_t nbytes):
@@ -390,7 +403,7 @@ cdef class Storages:
             for each in records:
                 early = early or each.is_early()
             if released < nbytes:
-                live -= released
+                live = self.mover.allocated()
             self.planner.refuse(nbytes, live, early=early, leaving=released >= nbytes)
         for each in records:
             if released >= nbytes:
@@ -499,7 +512,4 @@ cdef class Storages:
             coming.popleft()
 
     cdef object moves_of(self, Record record):
-        modules = self.told.modules
-        if record.module not in modules:
-            modules[record.module] = Moves()
-        return modules[record.module]
+        return self.told.modules.setdefault(record.module, Moves())
