@@ -197,6 +197,18 @@ def test_pieces_lie_beside_each_other_without_overlap():
         assert all(a[:1] + a[2:] != b[:2] for a, b in itertools.pairwise(host._free))
 
 
+def test_storage_lies_in_the_smallest_piece_that_has_room_else_first_in_the_largest():
+    host = HostMemory(bytearray)
+    first, *blocks = [host.allocate(each << 20) for each in (8, 1, 4, 1, 2, 16)]
+    for each in (first, blocks[1], blocks[3]):  # 8, 4 and 2 MiB are free
+        host.free(each)
+    (whole,) = host.allocate(3 << 20)
+    assert whole == (1, 9 << 20, 12 << 20)
+    large, rest = host.allocate(10 << 20)
+    assert large == (1, 0, 8 << 20)
+    assert rest == (1, 14 << 20, 16 << 20)
+
+
 def test_slabs_that_the_last_steps_have_not_needed_are_released():
     host = HostMemory(bytearray)
     large = [host.allocate(64 << 20) for _ in range(4)]

@@ -923,7 +923,7 @@ def set_reliever(function):
 
 
 def refuse_at_once(bint at_once):
-    """Let requests of this thread be refused without a reliever and a garbage collection, or not."""
+    """Let this thread's requests be refused without the reliever and a collection, or not."""
     global gm_refuses_at_once
     gm_refuses_at_once = at_once
 

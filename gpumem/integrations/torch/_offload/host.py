@@ -48,9 +48,9 @@ class HostMemory:
         self._peaks[-1] = max(self._peaks[-1], self.used)
         found = []
         while nbytes:
-            # One piece is one copy: the smallest that is large enough, else what is free in order.
+            # A piece is a copy: the smallest that is large enough, else the largest.
             sizes = [last - first for _, first, last in self._free]
-            i = sizes.index(min((each for each in sizes if each >= nbytes), default=sizes[0]))
+            i = sizes.index(min((each for each in sizes if each >= nbytes), default=max(sizes)))
             slab, first, last = self._free.pop(i)
             end = min(last, first + nbytes)
             if end < last:
