@@ -46,6 +46,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.atomics cimport store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
+from gpumem._support.interpreter cimport interpreter_know_thread
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork, process_is_exiting
 
@@ -523,6 +524,7 @@ cdef void answer(NodeCore* node) noexcept nogil:
 
 cdef void* answer_all(void* given) noexcept nogil:
     cdef NodeCore* node = <NodeCore*>given
+    interpreter_know_thread()
     while not process_is_exiting():
         bell_wait(node.bell)
         if not process_is_exiting():

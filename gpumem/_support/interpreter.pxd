@@ -1,8 +1,12 @@
 """The interpreter lock, for code that may or may not hold it."""
 
 cdef extern from "Python.h":
+    ctypedef struct PyInterpreterState:
+        pass
     ctypedef struct PyThreadState:
         pass
+    PyInterpreterState* PyInterpreterState_Main() noexcept nogil
+    PyThreadState* PyThreadState_New(PyInterpreterState* interpreter) noexcept nogil
     PyThreadState* PyEval_SaveThread() noexcept nogil
     void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
     int PyGILState_Check() noexcept nogil
@@ -28,3 +32,9 @@ cdef inline PyThreadState* interpreter_release() noexcept nogil:
 cdef inline void interpreter_restore(PyThreadState* state) noexcept nogil:
     if state != NULL:
         PyEval_RestoreThread(state)
+
+# Gives a thread of C, which takes the interpreter lock again and again, a thread state for good.
+# Else each time makes one, under a lock of the interpreter's that Python 3.11 does not release in
+# the child of a fork: a child forked in that moment would wait for ever.
+cdef inline void interpreter_know_thread() noexcept nogil:
+    PyThreadState_New(PyInterpreterState_Main())

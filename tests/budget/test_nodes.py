@@ -116,6 +116,23 @@ def test_callbacks_of_another_process_make_room(node, other):
     assert (other("b.used"), budget.used) == ("0", 60 * MIB)
 
 
+def test_callbacks_of_another_process_keep_their_thread_state(node, other):
+    """To make one takes a lock that the child of a fork does not get in Python 3.11."""
+    other("calls := []")
+    other("local := __import__('threading').local()")
+    other(
+        f"b := gpumem.Budget('64MiB', node={node!r}, on_pressure=lambda b, n: "
+        "(setattr(local, 'calls', getattr(local, 'calls', 0) + 1), calls.append(local.calls), "
+        "kept and kept.pop().release()))"
+    )
+    budget = Budget(None, node=node, deadline=60)
+    for _ in range(2):
+        other("reserved(b, '50MiB')")
+        room = budget.reserve("60MiB")
+        room.cancel()
+    assert other("calls") == "[1, 2]"
+
+
 def test_processes_of_lower_priority_are_asked_first(node, other):
     second = Program()
     try:
