@@ -392,7 +392,7 @@ class Bench:
             before = made.report().moved
             if not fits(training, length, way, 5):
                 break
-            host = made.mover.host
+            host = made._mover.host
             longest, found = share, (made.report().moved - before) / 5
             more = f"{mib(max(host._peaks))} MiB out at once, {mib(host.held)} MiB held"
             self.add("fits by offload", f"{share} L", mib(found), None, more)
@@ -428,7 +428,7 @@ class Bench:
         ratios = compare(self.decoder(), [size], ways, self.rounds, "native")
         self.add_ways("anchors, 1.5 L", ways, ratios)
         self.add_bound("anchors, 1.5 L", ways["native"], limit)
-        host = made.mover.host
+        host = made._mover.host
         more = f"{mib(max(host._peaks))} MiB out at once, {mib(host.held)} MiB held"
         self.add("anchors, 1.5 L", "offload", str(made.report()), None, more)
         mine = statistics.median(ways["offload"].seconds)

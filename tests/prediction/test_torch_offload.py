@@ -101,7 +101,7 @@ def offload():
     yield made
     gc.collect()
     assert not made._records
-    assert made.planner.out == 0
+    assert made._planner.out == 0
 
 
 def gradients(program, context=None):
@@ -194,28 +194,28 @@ def test_brought_ahead_and_never_needed_is_awaited_by_its_memory(offload):
         torch.autograd.grad(y.sum(), x)
         del y
     gc.collect()
-    assert offload.report().brought == offload.mover.ends * x.nbytes
+    assert offload.report().brought == offload._mover.ends * x.nbytes
 
 
 def test_storages_that_need_not_leave_are_not_brought_back():
     made = Offload(torch, CpuMover(), 1 << 40, 1)
-    made.planner = MovesAll(1 << 40)
+    made._planner = MovesAll(1 << 40)
     assert all(map(torch.equal, gradients(chunks), gradients(chunks, made)))
     report = made.report()
     assert report.moved > report.brought == 0
     gc.collect()
-    assert made.mover.releases > 0
-    assert (made.planner.leaving, made.planner.out) == (0, 0)
+    assert made._mover.releases > 0
+    assert (made._planner.leaving, made._planner.out) == (0, 0)
 
 
 def test_stream_that_saves_a_storage_of_another_one_is_done_before_its_memory_is_reused(offload):
     x = torch.ones(4, 8, requires_grad=True)
     with offload:
         y = x.exp()  # saves its result
-        offload.mover.stream = "side"
+        offload._mover.stream = "side"
         z = y * y
         z.sin()
-    assert offload.mover.uses == [(y.nbytes, "side")] * 2
+    assert offload._mover.uses == [(y.nbytes, "side")] * 2
 
 
 def test_storages_that_stay_leave_before_a_request_is_refused():
@@ -228,7 +228,7 @@ def test_storages_that_stay_leave_before_a_request_is_refused():
     assert made.report().moved == 0
     assert made._relieve(1) == held.nbytes
     assert made._relieve(1 << 40) == 0
-    assert made.planner.out == made.report().moved == 2 * held.nbytes
+    assert made._planner.out == made.report().moved == 2 * held.nbytes
     assert torch.equal(torch.autograd.grad(y, x)[0], expected)
     assert made.report().brought == held.nbytes
 
@@ -238,8 +238,8 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
 
     def run(nbytes):
         made = Offload(torch, CpuMover(), 1 << 40, 1)
-        made.planner = MovesAll(1 << 40)
-        made.planner.frees = True
+        made._planner = MovesAll(1 << 40)
+        made._planner.frees = True
         y, released = x, []
         with made:
             for i in range(8):
@@ -250,7 +250,7 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
         (gradient,) = torch.autograd.grad(y, x)
         del y
         gc.collect()
-        assert made.planner.out == 0
+        assert made._planner.out == 0
         return gradient, released[0], made.report().brought
 
     gradient, nothing, brought = run(0)
@@ -262,7 +262,7 @@ def test_storages_that_came_back_early_leave_again_before_a_request_is_refused()
 def moving_all(limit=1 << 40):
     """Return a context that moves all, and has followed a step of three storages."""
     made = Offload(torch, CpuMover(), limit, 1)
-    made.planner = MovesAll(limit)
+    made._planner = MovesAll(limit)
     with made:
         losses = [(torch.ones(64, requires_grad=True) * 2).sin() for _ in range(3)]
     sum(losses).sum().backward()
@@ -273,11 +273,11 @@ def test_blocks_that_a_plan_moves_are_freed_as_soon_as_their_copies_have_ended()
     made = moving_all()
     with made:
         first = (torch.ones(64, requires_grad=True) * 2).sin()
-        kept = made.mover.copies
-        assert kept not in made.mover.released
-        made.mover.ended.add(kept)
+        kept = made._mover.copies
+        assert kept not in made._mover.released
+        made._mover.ended.add(kept)
         second = (torch.ones(64, requires_grad=True) * 2).sin()
-        assert made.mover.released[-1:] == [kept]
+        assert made._mover.released[-1:] == [kept]
     brought = made.report().brought
     (first + second).sum().backward()
     assert made.report().brought == brought + 64 * 4
@@ -288,10 +288,10 @@ def test_copy_under_way_is_not_awaited_when_the_one_before_it_was_dropped():
     with made:
         dropped = (torch.ones(64, requires_grad=True) * 2).sin()
         kept = (torch.ones(64, requires_grad=True) * 2).sin()
-        under_way = made.mover.copies
+        under_way = made._mover.copies
         del dropped
         last = (torch.ones(64, requires_grad=True) * 2).sin()
-        assert under_way not in made.mover.released
+        assert under_way not in made._mover.released
     (kept + last).sum().backward()
 
 
@@ -300,7 +300,7 @@ def test_storages_whose_copies_have_ended_stay_where_they_are_in_the_backward_pa
     with made:
         loss = sum((torch.ones(64, requires_grad=True) * 2).sin() for _ in range(3)).sum()
     brought = made.report().brought
-    made.mover.ended.update(range(made.mover.copies + 1))
+    made._mover.ended.update(range(made._mover.copies + 1))
     loss.backward()
     assert made.report().brought == brought
 
@@ -311,13 +311,13 @@ def test_bytes_that_the_program_holds_do_not_count_as_freed_for_a_refused_reques
     mover.live = lambda: (900, 900, 0)
     mover.allocated = lambda: 900
     made = Offload(torch, mover, 1000, 1)
-    made.planner = MovesAll(1000, sees_peaks=True)
+    made._planner = MovesAll(1000, sees_peaks=True)
     with made:
         held = torch.ones(20, requires_grad=True) * 2
         loss = held.sin()
-    before = made.planner.margin
+    before = made._planner.margin
     assert made._relieve(90) == held.nbytes
-    assert made.planner.margin == before + 10 - before // 2
+    assert made._planner.margin == before + 10 - before // 2
     del loss
 
 
@@ -325,7 +325,7 @@ def test_request_that_one_context_meets_is_none_of_the_next_one(monkeypatch):
     made = [Offload(torch, CpuMover(), 1000, 1) for _ in range(2)]
     asked = []
     for each in made:
-        each.mover.device = torch.device("cuda", 0)
+        each._mover.device = torch.device("cuda", 0)
         each._relieve = lambda nbytes: asked.append(nbytes) or 50
     monkeypatch.setattr(_offload, "_offloads", dict(enumerate(made)))
     assert _offload._relieve(0, 40) == 50
@@ -337,7 +337,7 @@ def test_request_that_one_context_meets_is_none_of_the_next_one(monkeypatch):
 def test_storage_that_is_saved_while_its_record_ends_has_a_new_one(offload):
     tensor = torch.randn(64)
     last = [offload._pack(tensor)]
-    with offload.lock:
+    with offload._lock:
         ending = threading.Thread(target=last.clear)
         ending.start()
         time.sleep(0.2)  # the end of the record waits for the lock
@@ -355,17 +355,17 @@ def test_highest_bytes_after_a_point_are_those_after_the_blocks_that_it_frees():
     mover, asked = CpuMover(), []
     mover.sees_peaks = True
     made = Offload(torch, mover, 100, 1)
-    made.mover.live = lambda: asked.append(made.planner.out) or (1000, 1000, 0)
+    made._mover.live = lambda: asked.append(made._planner.out) or (1000, 1000, 0)
     with made:
         y = torch.ones(4, 8, requires_grad=True).exp()
         y = y.exp()  # frees the first block at its own point
-        assert asked[-2:] == [0, made.planner.out]
-        assert made.planner.out_before == made.planner.out > 0
+        assert asked[-2:] == [0, made._planner.out]
+        assert made._planner.out_before == made._planner.out > 0
         y.sum().backward()
 
 
 def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
-    offload.mover.room = 0
+    offload._mover.room = 0
     assert all(map(torch.equal, gradients(chunks), gradients(chunks, offload)))
     report = offload.report()
     assert report.moved == 0
@@ -373,7 +373,7 @@ def test_refused_host_memory_leaves_the_tensor_where_it_is(offload):
 
 
 def test_storage_that_cannot_come_back_early_comes_when_it_is_needed(offload):
-    bring, refused = offload.mover.bring, []
+    bring, refused = offload._mover.bring, []
 
     def refuse_at_once(pieces, nbytes, first, last, *, at_once):
         if at_once:
@@ -381,7 +381,7 @@ def test_storage_that_cannot_come_back_early_comes_when_it_is_needed(offload):
             raise torch.OutOfMemoryError
         return bring(pieces, nbytes, first, last, at_once=False)
 
-    offload.mover.bring = refuse_at_once
+    offload._mover.bring = refuse_at_once
     expected = gradients(chunks)
     for _ in range(2):  # the first one has no plan that brings anything early
         assert all(map(torch.equal, expected, gradients(chunks, offload)))
@@ -471,9 +471,9 @@ for _ in range(5):
 print(all(peak <= limit for peak in peaks), moved[0] > 0)
 print(abs(moved[-1] - moved[-2]) <= 16, moved[-1] <= 1.5 * (native - limit))
 gc.collect()
-print(torch.cuda.memory_allocated() / MIB == base, moving.planner.out)
+print(torch.cuda.memory_allocated() / MIB == base, moving._planner.out)
 # Host memory is that of the storages that were there at once.
-host = moving.mover.host
+host = moving._mover.host
 host.begin_step()
 pinned = integration.status().pinned.stats()
 print(host.used, host.held <= pinned.max_reserved <= 1.02 * max(moved) * MIB)
@@ -493,7 +493,8 @@ moving = integration.offload("1GiB")
 held = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
 torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
 for _ in range(2):  # the mover is told those since the last time
-    print([nbytes >> 20 for nbytes in moving.mover.live()], torch.cuda.max_memory_allocated() >> 20)
+    live = [nbytes >> 20 for nbytes in moving._mover.live()]
+    print(live, torch.cuda.max_memory_allocated() >> 20)
 torch.cuda.reset_peak_memory_stats()
 print(torch.cuda.max_memory_allocated() >> 20)
 """
@@ -509,7 +510,7 @@ import gc, torch
 from gpumem import Arena
 from gpumem.integrations import torch as integration
 integration.enable(Arena("cuda:0", max_mem="64MiB"), mode="full")
-mover = integration.offload("32MiB").mover
+mover = integration.offload("32MiB")._mover
 held = torch.empty(60 << 20, dtype=torch.uint8, device="cuda")
 pieces = mover.host.allocate(16 << 20)
 collected = []
@@ -539,10 +540,10 @@ with moving:
     y = (x * 2).sin().exp()
     print(moving.report().moved)
     more = torch.empty(21 << 20, device="cuda")
-print(moving.report().moved >> 20, moving.planner.out >> 20)
+print(moving.report().moved >> 20, moving._planner.out >> 20)
 del more
 y.sum().backward()
-print(moving.report().brought >> 20, moving.planner.out, x.grad.shape)
+print(moving.report().brought >> 20, moving._planner.out, x.grad.shape)
 """
     )
     # The program holds the result, which needs not come back.
@@ -561,9 +562,9 @@ for steps in (20, 980):
         step(context=moving)
     moving.report()
     gc.collect()
-    host, pinned = moving.mover.host, integration.status().pinned.stats()
+    host, pinned = moving._mover.host, integration.status().pinned.stats()
     counts.append((torch.cuda.memory_allocated(), host.held, pinned.reserved, len(host._free),
-                   len(moving._records), len(moving._waits), len(moving.planner._steps)))
+                   len(moving._records), len(moving._waits), len(moving._planner._steps)))
     objects = len(gc.get_objects())
     counts[-1] += (objects - (objects if steps == 20 else before),)
     before = objects
@@ -588,7 +589,7 @@ with observe.record() as recording:
     step(context=moving)
 trace = recording.trace()
 peak = observe.peak(trace)
-print([(each.name, each.nbytes == moving.mover.host.held) for each in peak.groups["owner"]])
+print([(each.name, each.nbytes == moving._mover.host.held) for each in peak.groups["owner"]])
 """
     )
     assert said == "[('offload', True)]\n"

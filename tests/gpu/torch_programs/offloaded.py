@@ -202,9 +202,11 @@ CASES |= {
 def moving_everything(limit):
     """Return a context in which each storage leaves, brought back ahead if the limit allows it."""
     made = gpumem_torch.offload(limit, min_bytes=4096)
-    if not isinstance(made.planner, saved_programs.MovesAll):
-        made.planner = saved_programs.MovesAll(made.planner.limit, sees_peaks=made.mover.sees_peaks)
-        made.planner.frees = True
+    if not isinstance(made._planner, saved_programs.MovesAll):
+        made._planner = saved_programs.MovesAll(
+            made._planner.limit, sees_peaks=made._mover.sees_peaks
+        )
+        made._planner.frees = True
     return made
 
 
@@ -224,7 +226,7 @@ def same_bits(case):
         del found
         gc.collect()
         assert not context._records
-        assert context.planner.out == 0
+        assert context._planner.out == 0
 
 
 def equal(a, b):
@@ -249,11 +251,11 @@ def refused_host_memory():
     expected = case(nullcontext())
     context = moving_everything("1MiB")
     refused = context.report().refused
-    context.mover.host.allocate = lambda nbytes: None
+    context._mover.host.allocate = lambda nbytes: None
     try:
         assert all(map(equal, expected, case(context)))
     finally:
-        del context.mover.host.allocate
+        del context._mover.host.allocate
     assert context.report().refused > refused
 
 

@@ -119,14 +119,14 @@ def _end_backward() -> None:
 def _relieve(device: int, nbytes: int) -> int:
     """Free memory of a device before a request of so many bytes is refused."""
     released, end = 0, time.monotonic() + _MAX_WAIT
-    for each in [each for each in _offloads.values() if each.mover.device.index == device]:
+    for each in [each for each in _offloads.values() if each._mover.device.index == device]:
         # The lock may be that of the thread that asks, which waits for this one.
         wait = max(0, end - time.monotonic())
-        if released < nbytes and each.lock.acquire(timeout=wait):
+        if released < nbytes and each._lock.acquire(timeout=wait):
             try:
                 released += each._relieve(nbytes - released)
             finally:
-                each.lock.release()
+                each._lock.release()
     return released
 
 
@@ -140,5 +140,5 @@ def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_byt
                 atexit.register(_end_backward)
                 _hooks.set_reliever(_relieve)
             found = _offloads[key] = Offload(torch, mover, limit or free, min_bytes)
-        found.planner.limit = limit or free
+        found._planner.limit = limit or free
         return found

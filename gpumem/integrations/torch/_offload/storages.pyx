@@ -42,20 +42,20 @@ cdef class Record:
         self.version = -1       # another thread may find it while this one waits for the lock
         if self.host is None:
             return
-        with self.owner.lock:
+        with self.owner._lock:
             self.leave()
             self.set_out(False)
         if not self.is_awaited:
-            self.owner.mover.drop(*self.copy)
-        self.owner.mover.host.free(self.host)
+            self.owner._mover.drop(*self.copy)
+        self.owner._mover.host.free(self.host)
 
     cdef bint leave(self) except -1:
         # Frees the GPU's block in the order of its stream, which waits for the copy.
         leaving, self.leaving = self.leaving, None
         if leaving is None:
             return False
-        self.owner.mover.release(*leaving)
-        self.owner.planner.leaving -= self.nbytes
+        self.owner._mover.release(*leaving)
+        self.owner._planner.leaving -= self.nbytes
         self.owner._coming = None
         self.set_out(True)
         return True
@@ -68,14 +68,14 @@ cdef class Record:
         # Frees the GPU's block if it is back and not needed yet; returns its bytes.
         if not self.is_early():
             return 0
-        self.owner.mover.drop(*self.copy)
+        self.owner._mover.drop(*self.copy)
         self.flat, self.is_awaited = None, True
         self.owner._coming = None
         self.set_out(True)
         return self.nbytes
 
     cdef void set_out(self, bint is_out):
-        self.owner.planner.out += self.nbytes * (<int>is_out - <int>self.is_out)
+        self.owner._planner.out += self.nbytes * (<int>is_out - <int>self.is_out)
         self.is_out = is_out
 
 
@@ -131,8 +131,8 @@ cdef class Storages:
         Smaller storages stay.
     """
 
-    cdef public object planner
-    cdef readonly object mover, lock, _inside
+    cdef public object _planner
+    cdef readonly object _mover, _lock, _inside
     # By the addresses of storages, which none has again while there is a reference: records, and
     # references to parameters and buffers.
     cdef readonly object _records
@@ -148,9 +148,9 @@ cdef class Storages:
     cdef object torch, kinds, strided, task, reference, weak
 
     def __cinit__(self, torch, mover, int64_t limit, int64_t min_bytes):
-        self.planner = Planner(limit, sees_peaks=mover.sees_peaks)
-        self.mover = mover
-        self.lock = threading.RLock()
+        self._planner = Planner(limit, sees_peaks=mover.sees_peaks)
+        self._mover = mover
+        self._lock = threading.RLock()
         self.torch = torch
         self.kinds = {torch.Tensor, torch.nn.Parameter}
         self.strided = torch.strided
@@ -168,7 +168,7 @@ cdef class Storages:
 
     def report(self):
         """Return the bytes that have moved, by module; waits for the copies under way."""
-        with self.lock:
+        with self._lock:
             waits, self._waits = self._waits, []
             for moves, nbytes, before, after in waits:
                 after.synchronize()
@@ -193,7 +193,7 @@ cdef class Storages:
         return sum([
             each.nbytes
             for each in outermost.parameters()
-            if each.requires_grad and each.grad is None and each.device == self.mover.device
+            if each.requires_grad and each.grad is None and each.device == self._mover.device
         ])
 
     def _fix(self, module):
@@ -218,7 +218,7 @@ cdef class Storages:
             return "subclass"
         if tensor.layout is not self.strided:
             return "not strided"
-        if tensor.device != self.mover.device:
+        if tensor.device != self._mover.device:
             return f"on {tensor.device.type}"
         if tensor.is_conj() or tensor.is_neg():
             return "lazily conjugated or negated"
@@ -254,8 +254,8 @@ cdef class Storages:
         if storage.nbytes() < self.min_bytes or self.task() != -1 or tensor.is_inference():
             return self.keep(tensor)
         key = storage._cdata
-        stream = self.mover.current_stream()
-        with self.lock:
+        stream = self._mover.current_stream()
+        with self._lock:
             record = self._records.get(key)
             if record is None or record.version != <int64_t>tensor._version:
                 if self.is_fixed(tensor):
@@ -267,7 +267,7 @@ cdef class Storages:
             record.pending += 1
             record.saved.append(weakref.ref(saved))
             if stream != record.stream:
-                self.mover.note_use(tensor, stream)
+                self._mover.note_use(tensor, stream)
             if record.host is not None:
                 self.extend(record, saved, storage, stream)
             return saved
@@ -288,7 +288,7 @@ cdef class Storages:
         place = saved
         record = place.record
         check(place.counter, record.version)
-        with self.lock:
+        with self._lock:
             storage = self.find(record, place)
             if not place.is_used:
                 place.is_used = True
@@ -297,7 +297,7 @@ cdef class Storages:
                 record.flat = None
             if place.tensor is not None:
                 return place.tensor
-            empty = self.torch.empty(0, dtype=place.dtype, device=self.mover.device)
+            empty = self.torch.empty(0, dtype=place.dtype, device=self._mover.device)
             return empty.set_(storage, place.offset, place.size, place.strides)
 
     cdef object find(self, Record record, Saved saved):
@@ -308,15 +308,15 @@ cdef class Storages:
         if storage is not None and storage.nbytes() != record.nbytes:
             storage = None      # it was resized
         is_back = saved.tensor is not None or storage is not None
-        if record.step is self.planner.step and record.item.end is not None:
+        if record.step is self._planner.step and record.item.end is not None:
             return storage if is_back else self.wait(record)
-        now, peak, waste = self.mover.live()
+        now, peak, waste = self._mover.live()
         frees = not is_back or record.leaving is not None or record.host is None
-        self.planner.need(record.step, record.number, now, peak, waste, frees=frees)
+        self._planner.need(record.step, record.number, now, peak, waste, frees=frees)
         live = now - self.make_room(now)
         if not is_back:
             storage = self.wait(record)
-        if record.step is self.planner.step:
+        if record.step is self._planner.step:
             self.bring_next(live)
         return storage
 
@@ -325,7 +325,7 @@ cdef class Storages:
     cdef Record begin(self, storage, int64_t version, stream):
         # Begins a record, with host memory if it moves.
         cdef Record record = Record.__new__(Record)
-        planner = self.planner
+        planner = self._planner
         cdef bint moves
         cdef list paths = self._inside.paths
         record.owner = self
@@ -333,7 +333,7 @@ cdef class Storages:
         record.nbytes, record.version, record.stream = storage.nbytes(), version, stream
         record.module = paths[len(paths) - 1] if paths else ""
         record.saved, record.is_awaited = [], True
-        live, peak, waste = self.mover.live()
+        live, peak, waste = self._mover.live()
         moves = planner.save(record.module, record.nbytes, live, peak, waste)
         if planner.plan is None and planner.step is not self.unknown:
             self.unknown, planner.coming = planner.step, self._gradients()
@@ -342,18 +342,18 @@ cdef class Storages:
         record.number = len(planner.step.items) - 1
         record.item = planner.step.items[record.number]
         if record.number == 0:
-            self.mover.host.begin_step()
+            self._mover.host.begin_step()
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
             self.fixed = {key: each for key, each in list(self.fixed.items()) if not each.expired()}
         self._coming = None
         if moves:
-            self.mover.require_no_capture()
+            self._mover.require_no_capture()
             self.allocate_host(record)
         return record
 
     cdef void allocate_host(self, Record record):
-        record.host = self.mover.host.allocate(record.nbytes)
+        record.host = self._mover.host.allocate(record.nbytes)
         moves = self.moves_of(record)
         if record.host is None:
             moves.refused += record.nbytes
@@ -366,11 +366,11 @@ cdef class Storages:
         # plan moves and whose copies have ended; returns their bytes.
         cdef int64_t released = 0
         if self.leaving:
-            ended = ended and self.planner.plan is not None
-            released = self.release(-self.planner.room(live), ended)
-        self.planner.out_before = self.planner.out
-        if released and self.mover.sees_peaks:
-            self.mover.live()   # the highest bytes are those from now on
+            ended = ended and self._planner.plan is not None
+            released = self.release(-self._planner.room(live), ended)
+        self._planner.out_before = self._planner.out
+        if released and self._mover.sees_peaks:
+            self._mover.live()   # the highest bytes are those from now on
         return released
 
     cdef int64_t release(self, double nbytes, bint ended=False) except -1:
@@ -382,7 +382,7 @@ cdef class Storages:
         while self.leaving:
             record = self.leaving[0]()
             if record is not None and record.leaving is not None and released >= nbytes:
-                if not (ended and self.mover.has_ended(record.leaving[1])):
+                if not (ended and self._mover.has_ended(record.leaving[1])):
                     break
             self.leaving.popleft()
             if record is not None and record.leave():
@@ -394,7 +394,7 @@ cdef class Storages:
 
         Storages that stay move, and those that came back too early leave again.
         """
-        cdef int64_t live = self.mover.allocated() if self.mover.sees_peaks else 0
+        cdef int64_t live = self._mover.allocated() if self._mover.sees_peaks else 0
         cdef int64_t released = self.release(nbytes)
         cdef list records = list(self._records.values())    # those needed last come first
         cdef Record each
@@ -403,8 +403,8 @@ cdef class Storages:
             for each in records:
                 early = early or each.is_early()
             if released < nbytes:
-                live = self.mover.allocated()
-            self.planner.refuse(nbytes, live, early=early, leaving=released >= nbytes)
+                live = self._mover.allocated()
+            self._planner.refuse(nbytes, live, early=early, leaving=released >= nbytes)
         for each in records:
             if released >= nbytes:
                 break
@@ -453,10 +453,10 @@ cdef class Storages:
         flat.set_(storage)
         for begin, end in ((first, record.first), (record.last, last)):
             if begin < end:
-                copied = self.mover.copy_out(record.host, flat, begin, end, stream)
+                copied = self._mover.copy_out(record.host, flat, begin, end, stream)
                 if record.leaving is None:
                     self.leaving.append(weakref.ref(record))
-                    self.planner.leaving += record.nbytes
+                    self._planner.leaving += record.nbytes
                     record.set_out(False)
                 record.leaving = (flat, copied, stream)
         record.first, record.last = min(first, record.first), max(last, record.last)
@@ -477,15 +477,15 @@ cdef class Storages:
                 self._relieve(record.nbytes)
                 self.bring(record, False)
             storage = record.flat.untyped_storage()
-        flat = self.torch.empty(0, dtype=self.torch.uint8, device=self.mover.device).set_(storage)
-        before, after = self.mover.wait(flat, *record.copy)
+        flat = self.torch.empty(0, dtype=self.torch.uint8, device=self._mover.device).set_(storage)
+        before, after = self._mover.wait(flat, *record.copy)
         if not record.is_awaited:
             self._waits.append((self.moves_of(record), record.nbytes, before, after))
         record.is_awaited = True
         return storage
 
     cdef void bring(self, Record record, bint at_once):
-        record.flat, end, stream = self.mover.bring(
+        record.flat, end, stream = self._mover.bring(
             record.host, record.nbytes, record.first, record.last, at_once=at_once
         )
         record.back = self.reference(record.flat.untyped_storage())
@@ -497,12 +497,12 @@ cdef class Storages:
         # Starts the copies of the storages that are needed after this one, while there is room.
         cdef Record record
         if self._coming is None:
-            self._coming = deque([each for each in self.planner.order() if each in self.moved])
+            self._coming = deque([each for each in self._planner.order() if each in self.moved])
         coming = self._coming
         while coming:
             record = self.moved.get(coming[0])
             if record is not None and record.is_out and self.revive(record.original) is None:
-                if not self.planner.has_room(record.number, live):
+                if not self._planner.has_room(record.number, live):
                     break
                 try:
                     self.bring(record, True)
