@@ -55,7 +55,7 @@ class Offload(Storages):
             return
         inside = self._inside
         if not inside.paths:
-            inside.outermost = module
+            inside.outermost = weakref.ref(module)
             inside.names = self._names.get(module, {})
             if id(module) not in inside.names:
                 names = {id(each): path for path, each in module.named_modules()}
@@ -66,8 +66,6 @@ class Offload(Storages):
     def _leave_module(self, module: Any, args: object, output: object) -> None:
         if not self._torch.compiler.is_compiling() and self._inside.paths:
             self._inside.paths.pop()
-            if not self._inside.paths:
-                self._inside.outermost = None
 
 
 def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
@@ -92,7 +90,7 @@ def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) 
 
 
 _MAX_SECONDS = 1.0  # for which the end of the process waits
-_MAX_WAIT = 0.05  # seconds for which a request that memory is out for waits for another thread
+_MAX_WAIT = 0.05  # seconds that a refused request waits for the locks of other threads
 _lock = threading.Lock()
 _offloads: dict[tuple[int, int | None, int], Offload] = {}
 """By device, limit and size: what one context learns of a step, the next one knows."""

@@ -75,7 +75,7 @@ class Mover:
         return self._stream.record_event()
 
     def has_ended(self, copy: Any) -> bool:
-        """Whether a copy to the host has ended; a capture allows no such question."""
+        """Whether a copy to the host has ended; False during a capture, which allows no query."""
         return not self._torch.cuda.is_current_stream_capturing() and copy.query()
 
     def note_use(self, tensor: Any, stream: Any) -> None:

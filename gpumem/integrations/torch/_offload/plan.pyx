@@ -18,7 +18,7 @@ cpdef enum:
     MARGIN = 128    # the part of the limit that is left, beside the known fragmentation
     MAX_WASTE = 8   # the part of it that the memory between blocks is taken for at most
     MAX_LACK = 16   # the same after refusals of requests that nothing else could make room for
-    MAX_MORE = 4    # and of others
+    MAX_MORE = 4    # the same after other refusals
     CALM = 4        # steps without a refusal after which a quarter of it is forgotten, at first
     MAX_CALM = 256  # the same where refusals follow
     GUESS = 4       # largest storages that an unknown step needs for a while, such as for gradients
@@ -324,8 +324,8 @@ cdef class Planner:
         cdef int64_t known = max(self.waste[0], self.waste[1] if self.is_backward else 0)
         return share + max(known, share, self.waste[2] if leaving else 0)
 
-    def usable(self):
-        """Return the bytes that the points of a step without a plan may have."""
+    cdef int64_t usable(self):
+        # The bytes that the points of a step without a plan may have.
         return self.limit - max(self.step.slack, self.left(), GUESS * self.step.largest)
 
     cdef void follow(self, Item first, int64_t live):

@@ -56,7 +56,6 @@ cdef class Record:
             return False
         self.owner._mover.release(*leaving)
         self.owner._planner.leaving -= self.nbytes
-        self.owner._coming = None
         self.set_out(True)
         return True
 
@@ -70,7 +69,6 @@ cdef class Record:
             return 0
         self.owner._mover.drop(*self.copy)
         self.flat, self.is_awaited = None, True
-        self.owner._coming = None
         self.set_out(True)
         return self.nbytes
 
@@ -108,10 +106,13 @@ cdef void check(tensor, version):
 
 
 class Inside(threading.local):
-    """The outermost module that a thread is in, the paths of all, and those of its modules."""
+    """The outermost module that a thread was in last, the paths of those that it is in, and of all.
+
+    The reference to the module is weak.
+    """
 
     def __init__(self):
-        self.outermost = None
+        self.outermost = lambda: None
         self.paths = []
         self.names = {}
 
@@ -139,8 +140,7 @@ cdef class Storages:
     cdef dict fixed
     # Of this step: records by number; weak references in the order of the copies; numbers of moved
     # storages that are not back yet, None: unknown.
-    cdef object moved, leaving
-    cdef public object _coming
+    cdef object moved, leaving, coming
     cdef readonly list _waits       # copies that a stream waited for, with two events
     cdef object told                # the report
     cdef object unknown             # the last step that followed no plan
@@ -185,9 +185,9 @@ cdef class Storages:
 
     # ---- which tensors move ----------------------------------------------------------------------
 
-    def _gradients(self):
-        """Return the bytes of gradients that the backward pass of this step will allocate."""
-        outermost = self._inside.outermost
+    cdef int64_t gradients(self) except -1:
+        # The bytes of gradients that the backward pass of this step will allocate.
+        outermost = self._inside.outermost()
         if outermost is None:
             return 0
         return sum([
@@ -336,7 +336,7 @@ cdef class Storages:
         live, peak, waste = self._mover.live()
         moves = planner.save(record.module, record.nbytes, live, peak, waste)
         if planner.plan is None and planner.step is not self.unknown:
-            self.unknown, planner.coming = planner.step, self._gradients()
+            self.unknown, planner.coming = planner.step, self.gradients()
         self.make_room(live, True)
         record.step = planner.step
         record.number = len(planner.step.items) - 1
@@ -346,7 +346,7 @@ cdef class Storages:
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
             self.fixed = {key: each for key, each in list(self.fixed.items()) if not each.expired()}
-        self._coming = None
+        self.coming = None
         if moves:
             self._mover.require_no_capture()
             self.allocate_host(record)
@@ -387,6 +387,7 @@ cdef class Storages:
             self.leaving.popleft()
             if record is not None and record.leave():
                 released += record.nbytes
+                self.coming = None
         return released
 
     def _relieve(self, int64_t nbytes):
@@ -409,6 +410,7 @@ cdef class Storages:
             if released >= nbytes:
                 break
             released += self.evict(each) if each.host is None else each.leave_again()
+        self.coming = None
         return released
 
     cdef int64_t evict(self, Record record) except -1:
@@ -496,9 +498,9 @@ cdef class Storages:
     cdef void bring_next(self, int64_t live):
         # Starts the copies of the storages that are needed after this one, while there is room.
         cdef Record record
-        if self._coming is None:
-            self._coming = deque([each for each in self._planner.order() if each in self.moved])
-        coming = self._coming
+        if self.coming is None:
+            self.coming = deque([each for each in self._planner.order() if each in self.moved])
+        coming = self.coming
         while coming:
             record = self.moved.get(coming[0])
             if record is not None and record.is_out and self.revive(record.original) is None:
