@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from gpumem._events.refusals import RefusedRequest
@@ -86,6 +86,9 @@ class Peak:
         Each refused request.
     notice : str
         Facts that the file lacks.
+    beside : mapping of str to int
+        Live bytes of each other memory of the file at that time, such as those of the host that
+        `offload` uses.
 
     Examples
     --------
@@ -107,6 +110,7 @@ class Peak:
     groups: Mapping[str, tuple[Group, ...]]
     refused: tuple[RefusedRequest, ...]
     notice: str
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         during = f" in {self.phase}" if self.phase else ""
@@ -186,7 +190,9 @@ def peak(source: Source, *, device: int | None = None, rules: Rules = ()) -> Pea
     >>> found.live_bytes
     3455561800
     """
-    return peak_of(busiest(traces_of_source(source, device)), rules)
+    traces = traces_of_source(source, device)
+    shown = busiest(traces)
+    return peak_of(shown, rules, [each for each in traces if each is not shown])
 
 
 def traces_of_source(source: Source, device: int | None) -> list[Trace]:
@@ -202,8 +208,8 @@ def traces_of_source(source: Source, device: int | None) -> list[Trace]:
     return load_traces(source, device=device)
 
 
-def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
-    """Return the peak of a trace."""
+def peak_of(trace: Trace, rules: Rules = (), others: Sequence[Trace] = ()) -> Peak:
+    """Return the peak of a trace; `others` are of other memories at the same time."""
     at = peak_event(trace)
     held = recorded_policy(trace)
     groups = {}
@@ -220,4 +226,15 @@ def peak_of(trace: Trace, rules: Rules = ()) -> Peak:
         groups=groups,
         refused=tuple(each for _, each in refusals_of(trace)),
         notice=notice_of(trace),
+        beside=_live_beside(trace, at, others),
     )
+
+
+def _live_beside(trace: Trace, at: int, others: Sequence[Trace]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in others if trace.events else ():
+        offset = trace.meta.get("first_us", 0) - each.meta.get("first_us", 0)
+        until = each.time_us.searchsorted(trace.time_us[at] + offset, side="right")
+        memory = memory_of(each)
+        found[memory] = found.get(memory, 0) + int(each.live_bytes()[until - 1] if until else 0)
+    return found

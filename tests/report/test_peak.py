@@ -1,11 +1,15 @@
 """The peak of a run, and how two peaks differ."""
 
+import time
+
 import pytest
 from helpers.runs import MIB, told_run, with_details
 
 import gpumem
+from gpumem.cli.peak import rows_of
 from gpumem.errors import ConfigError, TraceError
 from gpumem.observe import Change, peak, record
+from gpumem.report.peak import peak_of
 
 
 def load(nbytes, arena):
@@ -88,3 +92,31 @@ def test_peak_of_a_snapshot():
     arena = gpumem.Arena("host")
     kept = arena.allocate(MIB)
     assert peak(arena.snapshot()).live_bytes == MIB == kept.nbytes
+
+
+def test_peak_names_the_bytes_of_other_memories_at_that_time():
+    arena, pinned = gpumem.Arena("host"), gpumem.Arena("host/host_accessible")
+    with record(pinned) as of_pinned, record(arena) as run:
+        first, second = pinned.allocate(3 * MIB), pinned.allocate(MIB)
+        time.sleep(0.001)  # events are known to a microsecond
+        first.close()
+        time.sleep(0.001)
+        kept = arena.allocate(2 * MIB)
+        time.sleep(0.001)
+        second.close()
+    found = peak_of(run.trace(), others=[of_pinned.trace()])
+    assert (found.live_bytes, found.beside) == (kept.nbytes, {"host:0/host_accessible": MIB})
+    assert rows_of(found)["beside"] == "host:0/host_accessible 1.0 MiB"
+    found = peak_of(of_pinned.trace(), others=[run.trace()])
+    assert (found.live_bytes, found.beside) == (4 * MIB, {"host:0": 0})
+    assert "beside" not in rows_of(found)
+
+
+def test_peak_of_a_recording_names_its_other_memories(tmp_path):
+    arena, pinned = gpumem.Arena("host"), gpumem.Arena("host/host_accessible")
+    with record(path=tmp_path / "run"):
+        kept = pinned.allocate(MIB)
+        for _ in range(20):
+            arena.allocate(MIB).close()
+    # Resources that another test left alive are in the file as well.
+    assert peak(tmp_path / "run").beside["host:0/host_accessible"] >= kept.nbytes

@@ -112,6 +112,7 @@ def _end_backward() -> None:
     while any(each() is not None for each in held) and time.monotonic() < end:
         time.sleep(0.001)
     time.sleep(0.02)  # for passes that began without hooks
+    _offloads.clear()  # its weak references to storages need PyTorch's modules as they end
 
 
 def _relieve(device: int, nbytes: int) -> int:

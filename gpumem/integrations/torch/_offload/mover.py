@@ -74,10 +74,6 @@ class Mover:
                 view.copy_(flat[begin:end], non_blocking=True)
         return self._stream.record_event()
 
-    def has_ended(self, copy: Any) -> bool:
-        """Whether a copy to the host has ended; False during a capture, which allows no query."""
-        return not self._torch.cuda.is_current_stream_capturing() and copy.query()
-
     def note_use(self, tensor: Any, stream: Any) -> None:
         """Let nothing reuse the block, which may be freed soon, before a stream is done."""
         tensor.record_stream(stream)

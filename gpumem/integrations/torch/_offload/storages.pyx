@@ -337,7 +337,7 @@ cdef class Storages:
         moves = planner.save(record.module, record.nbytes, live, peak, waste)
         if planner.plan is None and planner.step is not self.unknown:
             self.unknown, planner.coming = planner.step, self.gradients()
-        self.make_room(live, True)
+        self.make_room(live)
         record.step = planner.step
         record.number = len(planner.step.items) - 1
         record.item = planner.step.items[record.number]
@@ -361,30 +361,25 @@ cdef class Storages:
             moves.moved += record.nbytes
             self.moved[record.number] = record
 
-    cdef int64_t make_room(self, int64_t live, bint ended=False) except -1:
-        # Frees as much as the time up to the next point needs, and with `ended` blocks that the
-        # plan moves and whose copies have ended; returns their bytes.
+    cdef int64_t make_room(self, int64_t live) except -1:
+        # Frees as much as the time up to the next point needs; returns the bytes. Not as soon as
+        # copies have ended: each step then gives the same addresses to its blocks, and few pages
+        # move.
         cdef int64_t released = 0
         if self.leaving:
-            ended = ended and self._planner.plan is not None
-            released = self.release(-self._planner.room(live), ended)
+            released = self.release(-self._planner.room(live))
         self._planner.out_before = self._planner.out
         if released and self._mover.sees_peaks:
             self._mover.live()   # the highest bytes are those from now on
         return released
 
-    cdef int64_t release(self, double nbytes, bint ended=False) except -1:
-        # Frees blocks of at least so many bytes that leave, the oldest copies first, and with
-        # `ended` the next ones whose copies have ended; returns their bytes. Their streams wait for
-        # the copies, and no thread does.
+    cdef int64_t release(self, double nbytes) except -1:
+        # Frees blocks of at least so many bytes that leave, the oldest copies first; returns their
+        # bytes. Their streams wait for the copies, and no thread does.
         cdef int64_t released = 0
         cdef Record record
-        while self.leaving:
-            record = self.leaving[0]()
-            if record is not None and record.leaving is not None and released >= nbytes:
-                if not (ended and self._mover.has_ended(record.leaving[1])):
-                    break
-            self.leaving.popleft()
+        while self.leaving and released < nbytes:
+            record = self.leaving.popleft()()
             if record is not None and record.leave():
                 released += record.nbytes
                 self.coming = None
