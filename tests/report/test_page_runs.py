@@ -58,6 +58,25 @@ def test_link_keeps_the_run_and_what_it_is_compared_with(open_page, two):
     assert "compared: 7 MiB" in again.text("#figures")
 
 
+def test_compared_run_of_one_day_is_drawn_at_its_time(open_page, page_of):
+    # Each lasts 4 s; the second one begins 6 s after the first.
+    clock = 1_700_000_000
+    stopped = {"stopped_us": (clock + 20) * 1_000_000}
+    first = told_run(first_us=clock * 1_000_000, **stopped)
+    page = page_of([first, told_run(first_us=(clock + 6) * 1_000_000, **stopped)])
+    page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    assert "0.00 s to 10.00 s" in page.text("#shown")
+    for link, has_line in (
+        ("run=0&with=1&from=0&to=5", False),
+        ("run=0&with=1&from=5&to=10", True),
+        ("run=1&with=0&from=-6&to=-1", True),
+        ("run=1&with=0&from=0&to=4", False),
+        ("run=1&with=0&from=0&to=4&axis=event", True),
+    ):
+        page = open_page(page.path, f"#{link}")
+        assert (page.colors("timeline").get(OTHER, 0) > 100) == has_line, link
+
+
 @pytest.mark.parametrize(
     ("seconds", "ended", "most"), [(1, 5, 13), (10, 5, 7), (1, None, 13), (10, None, None)]
 )

@@ -30,8 +30,8 @@ function shortName(name) {
 }
 
 // Seconds in the unit that suits `scale` seconds, with the digits that steps of `step` seconds need.
-function seconds(value, step = Math.abs(value) / 1000, scale = Math.abs(value)) {
-  const [factor, unit] = scale >= 1 ? [1, "s"] : scale >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+function seconds(value, step = Math.abs(value) / 1000, scale = value) {
+  const size = Math.abs(scale), [factor, unit] = size >= 1 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
   const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(step * factor, 1e-9)) - 1e-9)));
   return `${(value * factor).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`;
 }

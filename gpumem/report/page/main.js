@@ -7,6 +7,7 @@ class App {
     this.runs = runs;
     this.files = files;
     this.first = this.stop = 0;
+    commonTime(runs, files);
     this.theme = new Theme(() => { if (this.charts) runsTable(this); this.later(); });
     this.moments = momentView(this);
     this.flame = flameView(this);
@@ -121,9 +122,9 @@ class App {
 
   // The other run in the same window: its highest point, and the bytes of each group there.
   surveyOther() {
-    const { other, otherGroups: groups, view } = this;
+    const { other, otherGroups: groups, view } = this, shift = this.shift();
     other.select(NO_FILTER);
-    const survey = other.survey(other.moveAt(view.x0, view.axis), other.moveAt(view.x1, view.axis), groups);
+    const survey = other.survey(other.moveAt(view.x0 - shift, view.axis), other.moveAt(view.x1 - shift, view.axis), groups);
     this.otherBytes = new Map();
     groups.names.forEach((name, g) => this.otherBytes.set(name, (this.otherBytes.get(name) ?? 0) + survey.atPeak[g]));
   }
@@ -145,7 +146,13 @@ class App {
   // The first and the last place on the axis of all runs that are drawn.
   extent(axis = this.view.axis) {
     const [first, last] = this.run.extent(axis);
-    return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];
+    const [begin, end] = this.other?.extent(axis) ?? [first, last], shift = this.shift(axis);
+    return [Math.min(first, begin + shift), Math.max(last, end + shift)];
+  }
+
+  // Seconds from the beginning of the run to that of the other one, where their clocks can be compared.
+  shift(axis = this.view.axis) {
+    return this.other && axis === "time" ? this.other.starts - this.run.starts : 0;
   }
 
   // The window that a page opens with: without a long time at the beginning.

@@ -80,7 +80,7 @@ function timelineChart(app) {
       shown = { x, colours: run.byColour(moves, app.groups) };
       const main = [held, run.all, run.isFiltered ? run.live : null].map((values) =>
         moves.map((i) => (values ? values[i] : null)));
-      chart.setData(other ? uPlot.join([[x, ...main], otherLine(other, view, columns)]) : [x, ...main, x.map(() => null)]);
+      chart.setData(other ? uPlot.join([[x, ...main], otherLine(other, view, columns, app.shift())]) : [x, ...main, x.map(() => null)]);
       showValues(chart.cursor.idx);
       let most = 0;
       for (const i of moves) most = Math.max(most, held[i]);
@@ -101,11 +101,12 @@ function othersAt({ run, groups }, move) {
   return largest.map(([group, sum]) => [ownerText(groups.names[group]), bytes(sum)]);
 }
 
-// The live bytes of the run that is compared, in the same window.
-function otherLine(run, view, columns) {
-  const first = run.moveAt(view.x0, view.axis), stop = run.moveAt(view.x1, view.axis);
-  const moves = run.sample(first, stop, columns, { ...view, held: run.all });
-  return [moves.map((i) => Math.max(view.x0, run.x(i, view.axis))), moves.map((i) => run.all[i])];
+// The live bytes of the run that is compared, in the same window; it begins `shift` seconds later.
+function otherLine(run, view, columns, shift) {
+  const x0 = view.x0 - shift, x1 = view.x1 - shift;
+  const first = run.moveAt(x0, view.axis), stop = run.moveAt(x1, view.axis);
+  const moves = run.sample(first, stop, columns, { ...view, x0, x1, held: run.all });
+  return [moves.map((i) => Math.max(x0, run.x(i, view.axis)) + shift), moves.map((i) => run.all[i])];
 }
 
 // Areas on top of each other: from the sum of all colours down, each over the one above it.
