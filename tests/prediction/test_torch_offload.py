@@ -278,6 +278,23 @@ def test_storages_that_move_stay_where_they_are_while_their_memory_is_not_needed
     assert made.report().brought == brought
 
 
+def test_forward_passes_without_a_backward_pass_are_no_part_of_the_next_step(offload):
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+
+    def forward():
+        with offload:
+            return model(torch.ones(4, 8)).sin().sum()
+
+    forward().backward()
+    items = len(offload._planner.step.items)
+    for _ in range(5):
+        loss = forward()  # the one before it ends here, as a batch that was skipped does
+    del loss
+    forward().backward()
+    assert offload._planner.plan is not None
+    assert len(offload._planner.step.items) == items > 1
+
+
 def test_contexts_end_with_the_process_while_pytorch_is_still_there(monkeypatch):
     contexts = {0: Offload(torch, CpuMover(), 1000, 1)}
     monkeypatch.setattr(_offload, "_offloads", contexts)

@@ -55,6 +55,7 @@ class Offload(Storages):
             return
         inside = self._inside
         if not inside.paths:
+            self._begin_call()
             inside.outermost = weakref.ref(module)
             inside.names = self._names.get(module, {})
             if id(module) not in inside.names:

@@ -254,6 +254,13 @@ cdef class Planner:
         cdef Item item = self.plan.items[number]
         return INT_MAX if item.end is None else item.end
 
+    def drop_step(self):
+        """Forget the step under way, whose forward pass no backward pass will follow."""
+        cdef int64_t slack = self.step.slack
+        if not self.is_backward:
+            self.step = TrainingStep()
+            self.step.slack = slack
+
     def end_step(self):
         """Keep the step under way as the plan of a next one like it."""
         cdef TrainingStep step = self.step

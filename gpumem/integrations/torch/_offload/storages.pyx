@@ -138,9 +138,9 @@ cdef class Storages:
     # references to parameters and buffers.
     cdef readonly object _records
     cdef dict fixed
-    # Of this step: records by number; weak references in the order of the copies; numbers of moved
-    # storages that are not back yet, None: unknown.
-    cdef object moved, leaving, coming
+    # Of this step: a weak reference to the first record; records by number; weak references in the
+    # order of the copies; numbers of moved storages that are not back yet, None: unknown.
+    cdef object first, moved, leaving, coming
     cdef readonly list _waits       # copies that a stream waited for, with two events
     cdef object told                # the report
     cdef object unknown             # the last step that followed no plan
@@ -162,6 +162,7 @@ cdef class Storages:
         self.moved = weakref.WeakValueDictionary()
         self.leaving = deque()
         self.fixed = {}
+        self.first = lambda: None
         self._inside = Inside()
         self._waits = []
         self.told = OffloadReport()
@@ -195,6 +196,12 @@ cdef class Storages:
             for each in outermost.parameters()
             if each.requires_grad and each.grad is None and each.device == self._mover.device
         ])
+
+    def _begin_call(self):
+        """Begin a step anew if the graph of the one under way has ended, such as by an exception."""
+        with self._lock:
+            if self.first() is None and self.task() == -1:
+                self._planner.drop_step()
 
     def _fix(self, module):
         """Note the parameters and buffers of a module, which stay."""
@@ -342,6 +349,7 @@ cdef class Storages:
         record.number = len(planner.step.items) - 1
         record.item = planner.step.items[record.number]
         if record.number == 0:
+            self.first = weakref.ref(record)
             self._mover.host.begin_step()
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
