@@ -198,7 +198,7 @@ cdef class Storages:
         ])
 
     def _begin_call(self):
-        """Begin a step anew if the graph of the one under way has ended, such as by an exception."""
+        """Begin a step anew if the graph of the one under way has ended, as by an exception."""
         with self._lock:
             if self.first() is None and self.task() == -1:
                 self._planner.drop_step()
