@@ -110,6 +110,8 @@ def rows_of(found: Peak, changes: Sequence[Change] = ()) -> dict[str, str]:
         if found.reserved_bytes is None
         else f"{format_size(found.reserved_bytes)} at its own peak",
     }
+    if found.beside:
+        rows = {"memory": found.memory, **rows}
     if any(found.beside.values()):
         rows["beside"] = ", ".join(f"{of} {format_size(n)}" for of, n in found.beside.items() if n)
     for by, most in (("category", None), ("rule", None), ("owner", _STACKS)):

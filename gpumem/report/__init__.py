@@ -198,9 +198,10 @@ def write_report(
     ]
     data: list[dict[str, Any]] = []
     served: list[Policy] = []
+    file_of = {id(trace): number for number, traces in enumerate(found) for trace in traces}
     for trace, label in runs:
         ways = list(policies_of(trace, doing))
-        data.append(run_data(trace, ways, label, rules))
+        data.append({**run_data(trace, ways, label, rules), "file": file_of[id(trace)]})
         if trace is first:
             served = ways
     doing("writing the page")

@@ -252,14 +252,16 @@ class TraceBuilder:
         self._stream.append(number)
         self._time_us.append(time_us)
 
-    def trace(self, name: str, meta: Mapping[str, Any]) -> Trace:
-        """Make a trace of the recorded events."""
+    def trace(self, name: str, meta: Mapping[str, Any], until_us: int = 0) -> Trace:
+        """Make a trace of the recorded events; the log ended at `until_us` of its time, or later."""
         time_us = np.array(self._time_us, dtype=np.int64)
         if time_us.size:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
         details = self._details()
-        first = self._origin_us + (self._time_us[0] if self._time_us else 0)
-        facts = {**meta, "failed_allocs": len(self._refusals), "first_us": first}
+        first = self._time_us[0] if self._time_us else 0
+        facts = {**meta, "failed_allocs": len(self._refusals), "first_us": self._origin_us + first}
+        if until_us > first:
+            facts["ended_us"] = until_us - first
         columns = self._action, self._block, self._size, self._stream
         action, block, size, stream = map(np.array, columns)
         steps = np.array(steps_of(details.phases), np.int64)

@@ -102,6 +102,7 @@ def traces_of(
     memory[records["kind"] >= PHASE_BEGIN] = _EVERY
     known = live or events.began_with
     before = _live_before(events, records, known) if known or live is not None else []
+    until = int(records["time"].max(initial=0)) // 1000
     traces = []
     for number in range(len(memories)) if device is None else [device]:
         memory_name = memories[number] if memories else ""
@@ -118,7 +119,7 @@ def traces_of(
         }
         if live is not None:
             meta["began_with"] = len(begun)
-        traces.append(builder.trace(name, meta))
+        traces.append(builder.trace(name, meta, until))
     if not traces:
         of = f" in {shown(memories[device])}" if memories and device is not None else ""
         why = "no block was allocated through gpumem while it ran"

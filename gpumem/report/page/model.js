@@ -181,7 +181,7 @@ class Run {
       allocated[g]++;
       if (now[g] > most[g]) most[g] = now[g];
     }
-    return { peak, peakBytes: this.moves ? live[peak] : 0, blocks, most, atPeak, allocated, atEnd };
+    return { peak, peakBytes: stop ? live[peak] : 0, blocks, most, atPeak, allocated, atEnd };
   }
 
   // Live bytes of each colour at some moves, which rise: an array for each colour, the last of others.

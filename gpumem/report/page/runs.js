@@ -7,7 +7,7 @@ function runsTable(app) {
   const { name } = app.run.facts.policies[app.view.policy];
   const reserved = app.runs.map((run) => servedBy(run.facts, name)?.peak_reserved_bytes);
   const most = Math.max(1, ...app.runs.map((run, number) => reserved[number] ?? run.facts.figures.peak_live_bytes));
-  const [first, last] = commonTime(app.runs, app.files);
+  const [first, last, areTogether] = commonTime(app.runs, app.files);
   const names = ["Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"];
   fillTable("runs", names, app.runs, (run) => {
     const { figures, label, moment } = run.facts, number = app.runs.indexOf(run);
@@ -22,19 +22,24 @@ function runsTable(app) {
       cell(moment ? "–" : bytes(figures.live_at_end_bytes)),
     ];
   }, { className: (run) => (run === app.run ? "chosen" : ""), few: app.runs.length });
-  element("runs-sum").textContent = sumText(app.runs, first);
+  element("runs-sum").textContent = sumText(app.runs, first, areTogether);
 }
 
-// Runs begin where their clocks say, in seconds, if all have clocks of one day; else all at 0, and so do files
-// of runs that were made one after the other.
+// Runs begin where their clocks say, in seconds: those of one file always, files if all have clocks of one day and
+// were not made one after the other. Else each file begins at 0.
 function commonTime(runs, files) {
-  const clocks = runs.map((run) => (run.facts.meta.first_us ?? 0) / 1e6), latest = Math.max(...clocks);
-  const areTogether = files < 2 || runs.some(({ facts }) => facts.meta.stopped_us)
-    || runs.every((run, number) => clocks[number] + run.extent("time")[1] >= latest);
-  const alike = areTogether && Math.min(...clocks) > 1e9 && latest - Math.min(...clocks) < 86400;
-  runs.forEach((run, number) => { run.starts = alike ? clocks[number] : 0; });
+  const clock = ({ facts }) => (facts.meta.first_us ?? 0) / 1e6;
+  const spans = new Map();
+  for (const run of runs) {
+    const [begin, end] = spans.get(run.facts.file) ?? [Infinity, 0];
+    spans.set(run.facts.file, [Math.min(begin, clock(run)), Math.max(end, clock(run) + run.extent("time")[1])]);
+  }
+  const begins = Array.from(spans.values(), ([begin]) => begin), latest = Math.max(...begins);
+  const areTogether = Math.min(...begins) > 1e9 && latest - Math.min(...begins) < 86400
+    && (files < 2 || runs.some(({ facts }) => facts.meta.stopped_us) || Array.from(spans.values()).every(([, end]) => end >= latest));
+  for (const run of runs) run.starts = clock(run) - (areTogether ? 0 : spans.get(run.facts.file)[0]);
   const first = Math.min(...runs.map((run) => run.starts));
-  return [first, Math.max(...runs.map((run) => run.starts + run.extent("time")[1]))];
+  return [first, Math.max(...runs.map((run) => run.starts + run.extent("time")[1])), areTogether];
 }
 
 // Live bytes over the runs' common time, all at one scale.
@@ -61,9 +66,9 @@ function sparkline(app, canvas, run, shift, width, most) {
 
 // The maximum of bytes that all runs hold at one time, where their clocks can be compared. Blocks that are live
 // at the end of a run count until its process has ended, if that is known, else on.
-function sumText(runs, first) {
+function sumText(runs, first, areTogether) {
   const hint = "Select a run to show it below; tick another one to compare it.";
-  if (!runs[0].starts || runs.some((run) => run.facts.moment)) return hint;
+  if (!areTogether || runs.some((run) => run.facts.moment)) return hint;
   const changes = runs.flatMap((run) => Array.from({ length: run.moves }, (_, i) =>
     [run.starts - first + run.time[i] / 1e6, run.all[i] - (i ? run.all[i - 1] : 0)]));
   for (const run of runs) {

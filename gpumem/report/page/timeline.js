@@ -76,7 +76,7 @@ function timelineChart(app) {
       const moves = run.facts.moment && run.moves ? [run.moves - 1]
         : run.sample(app.first, app.stop, columns, { ...view, held });
       const x = moves.map((i) => (run.facts.moment ? view.x0 : Math.max(view.x0, run.x(i, view.axis))));
-      if (moves.length && x[x.length - 1] < view.x1) { x.push(view.x1); moves.push(moves[moves.length - 1]); }
+      keepLast(x, moves, Math.min(view.x1, run.extent(view.axis)[1]));
       shown = { x, colours: run.byColour(moves, app.groups) };
       const main = [held, run.all, run.isFiltered ? run.live : null].map((values) =>
         moves.map((i) => (values ? values[i] : null)));
@@ -106,7 +106,14 @@ function otherLine(run, view, columns, shift) {
   const x0 = view.x0 - shift, x1 = view.x1 - shift;
   const first = run.moveAt(x0, view.axis), stop = run.moveAt(x1, view.axis);
   const moves = run.sample(first, stop, columns, { ...view, x0, x1, held: run.all });
-  return [moves.map((i) => Math.max(x0, run.x(i, view.axis)) + shift), moves.map((i) => run.all[i])];
+  const x = moves.map((i) => Math.max(x0, run.x(i, view.axis)) + shift);
+  keepLast(x, moves, Math.min(x1, run.extent(view.axis)[1]) + shift);
+  return [x, moves.map((i) => run.all[i])];
+}
+
+// The last value holds up to the end.
+function keepLast(x, moves, end) {
+  if (moves.length && x[x.length - 1] < end) { x.push(end); moves.push(moves[moves.length - 1]); }
 }
 
 // Areas on top of each other: from the sum of all colours down, each over the one above it.

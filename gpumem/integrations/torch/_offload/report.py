@@ -53,7 +53,10 @@ class OffloadReport(Moves):
 
     def __str__(self) -> str:
         moved, brought, hidden = map(format_size, (self.moved, self.brought, self.hidden))
+        stayed = ""
+        if self.refused:
+            stayed = f"; {format_size(self.refused)} stayed, as no more memory could be pinned"
         return (
             f"{moved} moved, {brought} brought back, {hidden} of it hidden; "
-            f"the GPU waited {self.wait_seconds:.3f} s"
+            f"the GPU waited {self.wait_seconds:.3f} s{stayed}"
         )
