@@ -253,7 +253,7 @@ class TraceBuilder:
         self._time_us.append(time_us)
 
     def trace(self, name: str, meta: Mapping[str, Any], until_us: int = 0) -> Trace:
-        """Make a trace of the recorded events; the log ended at `until_us` of its time, or later."""
+        """Make a trace of the recorded events; the log went on to `until_us` of its time."""
         time_us = np.array(self._time_us, dtype=np.int64)
         if time_us.size:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)

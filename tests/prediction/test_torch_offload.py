@@ -4,6 +4,7 @@ On the CPU a stand-in for the mover copies at once, so that values are compared 
 """
 
 import gc
+import math
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from gpumem.integrations.torch import _build
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from helpers.saved_programs import PROGRAMS, MovesAll, chunks  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from gpumem.integrations.torch import _offload  # noqa: E402
 from gpumem.integrations.torch._offload import Offload  # noqa: E402
@@ -293,6 +295,133 @@ def test_forward_passes_without_a_backward_pass_are_no_part_of_the_next_step(off
     forward().backward()
     assert offload._planner.plan is not None
     assert len(offload._planner.step.items) == items > 1
+
+
+class Masked(torch.autograd.Function):
+    """Multiplies by a saved mask, after `between` has run with it in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, mask, between):
+        ctx.save_for_backward(mask)
+        ctx.between = between
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (mask,) = ctx.saved_tensors
+        ctx.between(mask)
+        return gradient * mask, None, None
+
+
+def test_tensor_that_a_node_holds_keeps_its_memory_where_a_request_is_refused():
+    made = Offload(torch, CpuMover(), 1 << 40, 1)
+    x = torch.ones(64, requires_grad=True)
+    with made:
+        mask = torch.ones(64) * 2
+        y = Masked.apply(x, mask, lambda held: made._relieve(1 << 30))
+        del mask
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full((64,), 2.0))
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 40], ids=["moves", "stays"])
+def test_saved_tensor_that_a_backward_pass_changes_raises_pytorchs_error(limit):
+    made = Offload(torch, CpuMover(), limit, 1)
+    x = torch.ones(64, requires_grad=True)
+    with made:
+        y = x * 2
+        y = y.sin() + Masked.apply(y, y.detach(), lambda held: held.mul_(100))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_hooks_of_modules_stay_where_a_context_is_entered_again(offload):
+    # torch.compile compiles anew where there are others.
+    modules = torch.nn.modules.module
+    with offload:
+        hooks = [*modules._global_forward_pre_hooks], [*modules._global_forward_hooks]
+    with offload:
+        assert hooks == ([*modules._global_forward_pre_hooks], [*modules._global_forward_hooks])
+
+
+def test_copies_that_were_awaited_do_not_pile_up_without_a_report(offload):
+    x = torch.ones(64, requires_grad=True)
+    for _ in range(600):
+        with offload:
+            y = x
+            for _ in range(10):
+                y = (y * 2).sin()
+        y.sum().backward()
+    assert 0 < len(offload._waits) < 4200
+    assert offload.report().hidden == offload.report().brought > 0
+
+
+def zero():
+    return (torch.ones(64, requires_grad=True) * torch._efficientzerotensor((64,))).sum()
+
+
+def nested():
+    made = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)])
+    return torch.nn.Linear(8, 8)(made).relu().to_padded_tensor(0).sum()
+
+
+def vmapped():
+    models = [torch.nn.Linear(8, 8) for _ in range(2)]
+    parameters, _ = torch.func.stack_module_state(models)
+    call = lambda each: torch.func.functional_call(models[0], each, (torch.ones(4, 8),))  # noqa: E731
+    return torch.func.vmap(call)(parameters).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("program", [zero, nested, vmapped], ids=lambda each: each.__name__)
+def test_tensors_that_cannot_move_stay(program, offload):
+    torch.manual_seed(0)
+    expected = program()
+    torch.manual_seed(0)
+    with offload:
+        found = program()
+    found.backward()
+    assert torch.equal(expected, found)
+
+
+def test_keyword_tensor_that_a_checkpointed_layer_changes_stays_its_own(offload):
+    counts = torch.zeros(1)
+
+    def layer(x, *, counts):
+        counts.add_(1)
+        return x.sin()
+
+    x = torch.ones(64, requires_grad=True)
+    with offload:
+        y = checkpoint(layer, x * 2, use_reentrant=False, counts=counts)
+    y.sum().backward()
+    assert (float(counts), float(x.grad[0])) == (2, pytest.approx(2 * math.cos(2)))
+
+
+def made_for(limit):
+    CpuMover.device = torch.device("cuda", 0)
+    try:
+        return _offload.context(torch, CpuMover(), limit, 1000, 1)
+    finally:
+        CpuMover.device = torch.device("cpu")
+
+
+def test_context_that_is_entered_is_found_beside_a_second_one(monkeypatch):
+    monkeypatch.setattr(_offload, "_offloads", {})
+    first = made_for(500)
+    with first:
+        second = made_for(500)
+        assert second is not first
+        assert [*_offload._offloads.values()] == [first, second]
+        assert made_for(500) is second
+    assert made_for(500) is first
+
+
+def test_few_contexts_are_kept_of_limits_that_vary(monkeypatch):
+    monkeypatch.setattr(_offload, "_offloads", {})
+    last = [made_for(limit) for limit in range(1, 21)][-1]
+    assert len(_offload._offloads) <= 5
+    assert made_for(20) is last
 
 
 def test_contexts_end_with_the_process_while_pytorch_is_still_there(monkeypatch):

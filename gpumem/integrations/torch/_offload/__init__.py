@@ -27,31 +27,38 @@ class Offload(Storages):
         self._torch = torch
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._entered: list[Any] = []
+        self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
         graph: Any = import_module("torch.autograd.graph")
         modules: Any = import_module("torch.nn.modules.module")
         hooks = graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
-        enter = modules.register_module_forward_pre_hook(self._enter_module)
-        leave = modules.register_module_forward_hook(self._leave_module, always_call=True)
+        # They stay while the context is known: torch.compile compiles anew where there are others.
+        self._handles = self._handles or [
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
         keywords = saved_keywords(self._torch)
         keywords.__enter__()
-        self._entered.append((hooks, enter, leave, keywords))
+        self._entered.append((hooks, keywords))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        hooks, enter, leave, keywords = self._entered.pop()
+        hooks, keywords = self._entered.pop()
         keywords.__exit__(None, None, None)
-        hooks.__exit__(*exception)
-        enter.remove()
-        leave.remove()
         self._inside.paths.clear()
+        hooks.__exit__(*exception)
+
+    def _end(self) -> None:
+        """Remove the hooks of modules, which hold the context."""
+        while self._handles:
+            self._handles.pop().remove()
 
     # Hooks of modules are Python's, since torch.compile reads them.
 
     def _enter_module(self, module: Any, args: object) -> None:
-        if self._torch.compiler.is_compiling():
+        if self._torch.compiler.is_compiling() or not self._entered:
             return
         inside = self._inside
         if not inside.paths:
@@ -92,9 +99,10 @@ def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) 
 
 _MAX_SECONDS = 1.0  # for which the end of the process waits
 _MAX_WAIT = 0.05  # seconds that a refused request waits for the locks of other threads
+_MAX_LIMITS = 4  # of one device, for which contexts that nobody has entered are kept
 _lock = threading.Lock()
-_offloads: dict[tuple[int, int | None, int], Offload] = {}
-"""By device, limit and size: what one context learns of a step, the next one knows."""
+_offloads: dict[tuple[int, int, int | None, int], Offload] = {}
+"""By device, size, limit and depth: what one context learns of a step, the next one knows."""
 
 
 def _end_backward() -> None:
@@ -104,11 +112,12 @@ def _end_backward() -> None:
     `abort`. A pass holds the hooks that were set as it began, until it has released all.
     """
     held = []
-    with contextlib.suppress(Exception):  # of hooks that another thread has set
-        for each in _offloads.values():
-            while each._entered:
-                held.append(weakref.ref(each._entered[-1][0].pack_hook))
+    for each in _offloads.values():
+        while each._entered:
+            held.append(weakref.ref(each._entered[-1][0].pack_hook))
+            with contextlib.suppress(Exception):  # of hooks that another thread has set
                 each.__exit__()
+        each._end()
     end = time.monotonic() + _MAX_SECONDS
     while any(each() is not None for each in held) and time.monotonic() < end:
         time.sleep(0.001)
@@ -132,13 +141,19 @@ def _relieve(device: int, nbytes: int) -> int:
 
 def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_bytes: int) -> Offload:
     """Return the context of a device, with its limit, or the bytes that are free for it now."""
-    key = (mover.device.index, limit, min_bytes)
+    of = mover.device.index, min_bytes
+    depth = 0
     with _lock:
-        found = _offloads.get(key)
-        if found is None or found._entered:
+        while (found := _offloads.get((*of, limit, depth))) is not None and found._entered:
+            depth += 1
+        if found is None:
             if not _offloads:
                 atexit.register(_end_backward)
                 _hooks.set_reliever(_relieve)
-            found = _offloads[key] = Offload(torch, mover, limit or free, min_bytes)
+            idle = [key for key, each in _offloads.items() if key[:2] == of and not each._entered]
+            for key in idle[: 1 - _MAX_LIMITS]:
+                _offloads.pop(key)._end()
+            found = Offload(torch, mover, limit or free, min_bytes)
+            _offloads[*of, limit, depth] = found
         found._planner.limit = limit or free
         return found

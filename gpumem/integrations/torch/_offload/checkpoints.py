@@ -61,9 +61,13 @@ def _by_position(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return a call with its keyword tensors after its positional arguments."""
-    names = [name for name, each in kwargs.items() if isinstance(each, torch.Tensor)]
-
+    """Return a call with its activations by keyword after its positional arguments."""
+    # Only activations: others may be changed by the layer, or have attributes.
+    names = [
+        name
+        for name, each in kwargs.items()
+        if isinstance(each, torch.Tensor) and each.requires_grad and not each.is_leaf
+    ]
     count = len(args)
 
     def call(*given: Any, **others: Any) -> Any:  # holds no tensor

@@ -17,6 +17,10 @@ from gpumem.integrations.torch._offload.plan import Planner
 from gpumem.integrations.torch._offload.report import Moves, OffloadReport
 
 
+cdef enum:
+    MAX_WAITS = 4096    # of which the report is not told before it is asked for
+
+
 @cython.final
 cdef class Record:
     """A storage that autograd has saved, while it holds a tensor of it."""
@@ -145,7 +149,7 @@ cdef class Storages:
     cdef object told                # the report
     cdef object unknown             # the last step that followed no plan
     cdef int64_t min_bytes
-    cdef object torch, kinds, strided, task, reference, weak
+    cdef object torch, kinds, strided, task, reference, weak, is_wrapped
 
     def __cinit__(self, torch, mover, int64_t limit, int64_t min_bytes):
         self._planner = Planner(limit, sees_peaks=mover.sees_peaks)
@@ -157,6 +161,7 @@ cdef class Storages:
         self.task = torch._C._current_graph_task_id
         self.reference = import_module("torch.multiprocessing.reductions").StorageWeakRef
         self.weak = torch.UntypedStorage._new_with_weak_ptr
+        self.is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         self.min_bytes = min_bytes
         self._records = weakref.WeakValueDictionary()
         self.moved = weakref.WeakValueDictionary()
@@ -170,19 +175,24 @@ cdef class Storages:
     def report(self):
         """Return the bytes that have moved, by module; waits for the copies under way."""
         with self._lock:
-            waits, self._waits = self._waits, []
-            for moves, nbytes, before, after in waits:
-                after.synchronize()
-                seconds = before.elapsed_time(after) / 1000
-                # Two events next to each other are microseconds apart.
-                waited = seconds > 20e-6
-                self.told.wait_seconds += seconds if waited else 0
-                moves.waited += nbytes if waited else 0
-                moves.hidden += 0 if waited else nbytes
+            self.tell_waits(0)
             for name in ("moved", "brought", "hidden", "waited", "refused"):
                 total = sum([getattr(each, name) for each in self.told.modules.values()])
                 setattr(self.told, name, total)
             return self.told
+
+    cdef void tell_waits(self, Py_ssize_t kept):
+        # Adds waits to the report, but those for the last copies, which may be under way.
+        cdef Py_ssize_t count = max(0, len(self._waits) - kept)
+        for moves, nbytes, before, after in self._waits[:count]:
+            after.synchronize()
+            seconds = before.elapsed_time(after) / 1000
+            # Two events next to each other are microseconds apart.
+            waited = seconds > 20e-6
+            self.told.wait_seconds += seconds if waited else 0
+            moves.waited += nbytes if waited else 0
+            moves.hidden += 0 if waited else nbytes
+        del self._waits[:count]
 
     # ---- which tensors move ----------------------------------------------------------------------
 
@@ -207,7 +217,9 @@ cdef class Storages:
         """Note the parameters and buffers of a module, which stay."""
         for tensors in (module._parameters, module._buffers):
             for each in tensors.values():
-                if each is not None and not self.is_known(each) and self.why_not(each) is None:
+                if each is None or self.is_wrapped(each):
+                    continue
+                if not self.is_known(each) and self.why_not(each) is None:
                     storage = each.untyped_storage()
                     self.fixed[storage._cdata] = self.reference(storage)
 
@@ -221,14 +233,14 @@ cdef class Storages:
 
     cdef str why_not(self, tensor):
         # Why a tensor cannot move; or None.
-        if type(tensor) not in self.kinds or tensor.is_quantized:
+        if type(tensor) not in self.kinds or tensor.is_quantized or tensor.is_nested:
             return "subclass"
         if tensor.layout is not self.strided:
             return "not strided"
         if tensor.device != self._mover.device:
             return f"on {tensor.device.type}"
-        if tensor.is_conj() or tensor.is_neg():
-            return "lazily conjugated or negated"
+        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+            return "lazily conjugated, negated or zero"
         return None
 
     cdef bint is_fixed(self, tensor) except -1:
@@ -302,10 +314,14 @@ cdef class Storages:
                 record.pending -= 1
             if record.pending == 0:
                 record.flat = None
+            # A node may hold what it gets: it keeps its memory where the storage leaves meanwhile,
+            # and its counter of versions.
             if place.tensor is not None:
-                return place.tensor
+                return place.tensor.detach()
             empty = self.torch.empty(0, dtype=place.dtype, device=self._mover.device)
-            return empty.set_(storage, place.offset, place.size, place.strides)
+            tensor = place.counter.detach()
+            tensor.data = empty.set_(storage, place.offset, place.size, place.strides)
+            return tensor
 
     cdef object find(self, Record record, Saved saved):
         # Returns the storage, which is on the GPU; at the step's first need the next ones follow.
@@ -350,6 +366,7 @@ cdef class Storages:
         record.item = planner.step.items[record.number]
         if record.number == 0:
             self.first = weakref.ref(record)
+            self.tell_waits(MAX_WAITS)
             self._mover.host.begin_step()
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
@@ -423,6 +440,8 @@ cdef class Storages:
         storage = self.revive(record.original)
         for ref in record.saved:
             each = ref()
+            if each is not None and each.is_used:
+                return 0            # a node may hold it
             if each is not None and each.tensor is not None:
                 found.append(each)
         if storage is None or not found:
