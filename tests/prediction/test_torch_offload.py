@@ -297,6 +297,18 @@ def test_forward_passes_without_a_backward_pass_are_no_part_of_the_next_step(off
     assert len(offload._planner.step.items) == items > 1
 
 
+def test_batch_of_a_data_set_on_the_gpu_stays(offload):
+    data = torch.ones(64, 8)
+    weight = torch.ones(8, 8, requires_grad=True)
+    with offload:
+        y = data[8:12] @ weight
+    assert offload.report().moved == 0
+    with offload:
+        z = data[8:40] @ weight  # half of it
+    assert offload.report().moved == data.nbytes
+    (y.sum() + z.sum()).backward()
+
+
 class Masked(torch.autograd.Function):
     """Multiplies by a saved mask, after `between` has run with it in the backward pass."""
 

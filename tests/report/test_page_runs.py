@@ -77,6 +77,14 @@ def test_compared_run_of_one_day_is_drawn_at_its_time(open_page, page_of):
         assert (page.colors("timeline").get(OTHER, 0) > 100) == has_line, link
 
 
+def test_table_has_the_groups_of_the_compared_run_alone(page_of):
+    page = page_of([told_run("before"), small_run()])
+    page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    rows = {row[0].replace("\n", " "): row[2:] for row in page.rows("#groups")}
+    assert rows["weights"] == ["4 MiB", "0 B", "+4 MiB"]
+    assert rows["2,097,152 bytes"] == ["0 B", "2 MiB", "\N{MINUS SIGN}2 MiB"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "ended", "most"), [(1, 5, 13), (10, 5, 7), (1, None, 13), (10, None, None)]
 )

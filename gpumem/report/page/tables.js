@@ -78,8 +78,11 @@ function groupsTable(app) {
   const { atPeak, most, allocated } = survey;
   const found = Array.from(atPeak.keys()).filter((g) => most[g] || allocated[g])
     .sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
+  const named = new Set(found.map((g) => groups.names[g]));
+  const alone = other ? Array.from(app.otherBytes).filter(([name, there]) => there && !named.has(name)) : [];
   const columns = other ? ["Compared", "Difference"] : moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
-  fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], found, (g) => {
+  fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], [...found, ...alone.sort((a, b) => b[1] - a[1])], (g) => {
+    if (!Number.isInteger(g)) return [wordsHead(g[0]), bar([], 1), cell(bytes(0)), ...compareCells(app, g[0], 0)];
     const name = groups.names[g], times = cell(count(allocated[g]));
     return [
       nameCell(name, `Show only ${name}`, () => app.filterGroup(g), app.theme.hue(groups.colour[g])),
@@ -109,6 +112,11 @@ function differenceCell(more) {
 
 function wordsCell(name) {
   return make("td", { className: "words" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
+}
+
+// The head of a row that no click acts on.
+function wordsHead(name) {
+  return make("th", { scope: "row" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
 }
 
 function leaksTable(app) {

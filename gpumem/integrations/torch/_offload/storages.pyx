@@ -244,12 +244,14 @@ cdef class Storages:
         return None
 
     cdef bint is_fixed(self, tensor) except -1:
-        # Whether it lies in a parameter or a buffer that no module has.
+        # Whether it lies in a parameter or a buffer that no module has, or is a small part of a tensor
+        # without a history, such as a batch of a data set that the program holds on the GPU.
         owner = tensor._base
         if owner is None:
             owner = tensor
         return owner.is_leaf and (
             owner.requires_grad or isinstance(owner, self.torch.nn.Parameter)
+            or tensor.nbytes * 8 < owner.nbytes
         )
 
     # ---- the hooks -------------------------------------------------------------------------------
