@@ -244,8 +244,8 @@ cdef class Storages:
         return None
 
     cdef bint is_fixed(self, tensor) except -1:
-        # Whether it lies in a parameter or a buffer that no module has, or is a small part of a tensor
-        # without a history, such as a batch of a data set that the program holds on the GPU.
+        # Whether it lies in a parameter or a buffer that no module has, or is a small part of a
+        # tensor without a history, such as a batch of a data set that the program holds on the GPU.
         owner = tensor._base
         if owner is None:
             owner = tensor
