@@ -300,6 +300,8 @@ def offload(
         to move during a capture raises it, too.
     ConfigError
         An argument is invalid.
+    TypeError
+        A limit or a size is neither an integer nor a text with a unit.
     """
     if to != "host":
         raise ConfigError(f"invalid to = {to!r}: expected 'host'")

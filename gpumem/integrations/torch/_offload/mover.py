@@ -115,8 +115,7 @@ class Mover:
 
     def _pinned(self, nbytes: int) -> Any:
         try:
-            with observe.tag("offload"):
-                found = self._allocate(nbytes, True, device="cpu", pin_memory=True)
+            found = self._allocate(nbytes, True, device="cpu", pin_memory=True)
         except self._torch.OutOfMemoryError:
             return None
         return found if found.is_pinned() else None
@@ -124,6 +123,7 @@ class Mover:
     def _allocate(self, nbytes: int, at_once: bool, **where: Any) -> Any:
         _hooks.refuse_at_once(at_once)
         try:
-            return self._torch.empty(nbytes, dtype=self._torch.uint8, **where)
+            with observe.tag("offload"):
+                return self._torch.empty(nbytes, dtype=self._torch.uint8, **where)
         finally:
             _hooks.refuse_at_once(False)

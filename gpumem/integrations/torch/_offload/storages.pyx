@@ -368,7 +368,6 @@ cdef class Storages:
         record.item = planner.step.items[record.number]
         if record.number == 0:
             self.first = weakref.ref(record)
-            self.tell_waits(MAX_WAITS)
             self._mover.host.begin_step()
             self.moved = weakref.WeakValueDictionary()
             self.leaving = deque([each for each in self.leaving if each() is not None])
@@ -507,6 +506,7 @@ cdef class Storages:
         before, after = self._mover.wait(flat, *record.copy)
         if not record.is_awaited:
             self._waits.append((self.moves_of(record), record.nbytes, before, after))
+            self.tell_waits(MAX_WAITS)
         record.is_awaited = True
         return storage
 
