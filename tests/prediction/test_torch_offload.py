@@ -297,6 +297,14 @@ def test_forward_passes_without_a_backward_pass_are_no_part_of_the_next_step(off
     assert len(offload._planner.step.items) == items > 1
 
 
+def test_report_says_what_stayed_since_no_more_memory_could_be_pinned(offload):
+    offload._mover.room = 0
+    with offload:
+        loss = (torch.ones(256, requires_grad=True) * 2).sin().sum()
+    assert str(offload.report()).endswith("; 1.0 KiB stayed, as no more memory could be pinned")
+    del loss
+
+
 def test_batch_of_a_data_set_on_the_gpu_stays(offload):
     data = torch.ones(64, 8)
     weight = torch.ones(8, 8, requires_grad=True)

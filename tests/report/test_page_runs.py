@@ -1,9 +1,13 @@
 """Several runs on one page: devices, processes, before and after a change."""
 
+import time
+
 import pytest
 from helpers.runs import MIB, small_run, told_run
 from helpers.torch_snapshots import entry, snapshot_file
 
+import gpumem
+from gpumem.observe import record
 from gpumem.report import write_report
 from gpumem.report.joined import add_runs
 
@@ -75,6 +79,30 @@ def test_compared_run_of_one_day_is_drawn_at_its_time(open_page, page_of):
     ):
         page = open_page(page.path, f"#{link}")
         assert (page.colors("timeline").get(OTHER, 0) > 100) == has_line, link
+
+
+def test_memories_of_one_file_keep_their_times_beside_a_file_of_another_time(
+    open_page, page_of, tmp_path
+):
+    paths = [tmp_path / "before", tmp_path / "after"]
+    for path in paths:
+        arena, pinned = gpumem.Arena("host"), gpumem.Arena("host/host_accessible")
+        with record(path=path):
+            for _ in range(3):
+                arena.allocate(MIB).close()
+            time.sleep(0.2)
+            kept = pinned.allocate(MIB)
+            time.sleep(0.1)
+            arena.allocate(MIB).close()
+        kept.close()
+    page = page_of(paths)
+    names = [row[0] for row in page.rows("#runs")]
+    link = (
+        f"#run={names.index('before, host:0')}&with={names.index('before, host:0/host_accessible')}"
+    )
+    for window, has_line in (("from=0&to=0.15", False), ("from=0.2&to=0.3", True)):
+        page = open_page(page.path, f"{link}&{window}")
+        assert (page.colors("timeline").get(OTHER, 0) > 100) == has_line, window
 
 
 def test_table_has_the_groups_of_the_compared_run_alone(page_of):
