@@ -5,9 +5,8 @@ const SHOW_ALL = { at: -1, block: -1, low: null, high: null };
 class App {
   constructor(runs, shown, files) {
     this.runs = runs;
-    this.files = files;
     this.first = this.stop = 0;
-    commonTime(runs, files);
+    this.common = commonTime(runs, files);
     this.theme = new Theme(() => { if (this.charts) runsTable(this); this.later(); });
     this.moments = momentView(this);
     this.flame = flameView(this);

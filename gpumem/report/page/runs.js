@@ -7,7 +7,7 @@ function runsTable(app) {
   const { name } = app.run.facts.policies[app.view.policy];
   const reserved = app.runs.map((run) => servedBy(run.facts, name)?.peak_reserved_bytes);
   const most = Math.max(1, ...app.runs.map((run, number) => reserved[number] ?? run.facts.figures.peak_live_bytes));
-  const [first, last, areTogether] = commonTime(app.runs, app.files);
+  const [first, last, areTogether] = app.common;
   const names = ["Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"];
   fillTable("runs", names, app.runs, (run) => {
     const { figures, label, moment } = run.facts, number = app.runs.indexOf(run);

@@ -78,11 +78,10 @@ function groupsTable(app) {
   const { atPeak, most, allocated } = survey;
   const found = Array.from(atPeak.keys()).filter((g) => most[g] || allocated[g])
     .sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
-  const named = new Set(found.map((g) => groups.names[g]));
-  const alone = other ? Array.from(app.otherBytes).filter(([name, there]) => there && !named.has(name)) : [];
+  const alone = other ? namesAlone(app.otherBytes, found.map((g) => groups.names[g])) : [];
   const columns = other ? ["Compared", "Difference"] : moment ? ["Blocks"] : ["At most", "Allocations", "Live at the end"];
-  fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], [...found, ...alone.sort((a, b) => b[1] - a[1])], (g) => {
-    if (!Number.isInteger(g)) return [wordsHead(g[0]), bar([], 1), cell(bytes(0)), ...compareCells(app, g[0], 0)];
+  fillTable("groups", [groups.head, "", moment ? "Live" : "At the peak", ...columns], [...found, ...alone], (g) => {
+    if (typeof g === "string") return [make("th", { scope: "row" }, plainName(g)), bar([], 1), cell(bytes(0)), ...compareCells(app, g, 0)];
     const name = groups.names[g], times = cell(count(allocated[g]));
     return [
       nameCell(name, `Show only ${name}`, () => app.filterGroup(g), app.theme.hue(groups.colour[g])),
@@ -100,6 +99,12 @@ function groupsTable(app) {
         : " The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.");
 }
 
+// The names of groups with bytes in the other run alone, the largest first.
+function namesAlone(otherBytes, here) {
+  const found = Array.from(otherBytes).filter(([name, there]) => there && !here.includes(name));
+  return found.sort((a, b) => b[1] - a[1]).map(([name]) => name);
+}
+
 // The bytes of the group of the same name in the other run, and the difference here.
 function compareCells(app, name, here) {
   const there = app.otherBytes.get(name) ?? 0;
@@ -110,13 +115,13 @@ function differenceCell(more) {
   return cell(more ? `${more > 0 ? "+" : ""}${bytes(more)}` : "same", more > 0 ? "more" : more < 0 ? "less" : "");
 }
 
-function wordsCell(name) {
-  return make("td", { className: "words" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
+// A name that no click acts on.
+function plainName(name) {
+  return make("span", { className: "name", title: name }, ...words(ownerText(name)));
 }
 
-// The head of a row that no click acts on.
-function wordsHead(name) {
-  return make("th", { scope: "row" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
+function wordsCell(name) {
+  return make("td", { className: "words" }, plainName(name));
 }
 
 function leaksTable(app) {

@@ -256,18 +256,21 @@ cdef class Planner:
 
     def drop_step(self):
         """Forget the step under way, whose forward pass no backward pass will follow."""
-        cdef int64_t slack = self.step.slack
         if not self.is_backward:
-            self.step = TrainingStep()
-            self.step.slack = slack
+            self.begin_step()
+
+    cdef TrainingStep begin_step(self):
+        # Returns the step before it.
+        cdef TrainingStep step = self.step
+        self.step = TrainingStep()
+        self.step.slack = step.slack
+        return step
 
     def end_step(self):
         """Keep the step under way as the plan of a next one like it."""
-        cdef TrainingStep step = self.step
+        cdef TrainingStep step = self.begin_step()
         cdef int64_t between
         cdef int i
-        self.step = TrainingStep()
-        self.step.slack = step.slack
         self.is_backward = False
         step.end()
         self.calm += 1
