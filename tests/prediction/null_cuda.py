@@ -81,8 +81,8 @@ def require_gpumem_beneath_pytorch() -> None:
         pytest.skip("gpumem's allocator needs a C++ compiler, and g++ was not found")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return variables for processes that load the null CUDA, an H200, as Python starts.
+def environment(folder: Path, count: int = 1) -> dict[str, str]:
+    """Return variables for processes that load the null CUDA, H200s, as Python starts.
 
     Libraries that look for the driver by its name find it in `folder`.
     """
@@ -92,7 +92,7 @@ def environment(folder: Path) -> dict[str, str]:
     order = {
         "module": null.__file__,
         "library": str(library()),
-        "device": device_of(gpu("h200"), require().cuda),
+        "device": device_of(gpu("h200"), require().cuda, count),
     }
     found = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
     return {

@@ -138,6 +138,19 @@ def test_parameters_buffers_and_their_views_stay(offload):
     assert offload.report().moved == y.nbytes
 
 
+def test_parameters_of_a_replica_of_data_parallel_stay(offload):
+    layer = torch.nn.Linear(8, 8)
+    replica = layer._replicate_for_data_parallel()
+    replica._former_parameters = {name: each * 1 for name, each in layer.named_parameters()}
+    for name, each in replica._former_parameters.items():
+        setattr(replica, name, each)
+    with offload:
+        x = torch.ones(4, 8, requires_grad=True) * 2
+        y = replica(x)
+    assert offload.report().moved == x.nbytes
+    y.sum().backward()
+
+
 def test_several_views_of_one_storage_move_once(offload):
     with offload:
         y = torch.ones(4, 8, requires_grad=True) * 2
@@ -833,3 +846,32 @@ def test_run_of_a_script_moves_inputs_of_recomputed_layers(tmp_path, options, re
     else:
         assert int(done.stdout) > 400
         assert "gpumem: offload: 0 B moved" in done.stderr
+
+
+@needs_cuda
+def test_run_of_a_script_moves_what_the_threads_of_data_parallel_save(tmp_path):
+    """The script needs more than 600 MiB of each GPU. It has no NCCL."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.nn.parallel import comm\n"
+        "torch.cuda.nccl.is_available = lambda tensors: False\n"
+        "def broadcast(tensors, devices, buffer_size=0):\n"
+        "    return [[each.to(device) * 1 for each in tensors] for device in devices]\n"
+        "comm.broadcast_coalesced = broadcast\n"
+        "layers = [torch.nn.Linear(1024, 1024) for _ in range(16)]\n"
+        "net = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda())\n"
+        "for _ in range(4):\n"
+        "    net(torch.ones(16384, 1024, device='cuda')).sum().backward()\n"
+        "    net.zero_grad()\n"
+        "import atexit, os\n"
+        "atexit._run_exitfuncs()\n"
+        "os._exit(0)\n"
+    )
+    command = ("-m", "gpumem", "run", "--max-mem", "600MiB", "--offload", script)
+    done = run_program(sys.executable, *command, env=environment(tmp_path, 2))
+    said = [each for each in done.stderr.splitlines() if "offload" in each]
+    begins = [f"gpumem: offload on cuda:{i}: " for i in range(2)]
+    # One line for each GPU: every step finds the context of the one before.
+    assert len(said) == 2
+    assert all(each.startswith(begin) for each, begin in zip(sorted(said), begins, strict=True))

@@ -128,8 +128,10 @@ def _keep_figures_within(node: str) -> None:
 def _offload_later(limit: int | str) -> None:
     """Let saved tensors move from the first training call of a module on a GPU on.
 
-    The program may choose its GPU before, or fork. The report is printed as the process ends.
+    The program may choose its GPU before, or fork. Reports are printed as the process ends: of each
+    context that moved anything.
     """
+    contexts: dict[torch.Offload, str] = {}
 
     def begin() -> torch.Offload | None:
         try:
@@ -137,8 +139,16 @@ def _offload_later(limit: int | str) -> None:
         except GpumemError as error:
             _report(f"nothing is offloaded: {error}")
             return None
-        atexit.register(lambda: _report(f"offload: {made.report()}"))
+        if not contexts:
+            atexit.register(tell)
+        contexts[made] = f"offload on {made._mover.device}"
         return made
+
+    def tell() -> None:
+        reports = [(name, each.report()) for each, name in contexts.items()]
+        moved = [each for each in reports if each[1].moved] or reports[:1]
+        for name, report in moved:
+            _report(f"{name if len(moved) > 1 else 'offload'}: {report}")
 
     begin_at_first_call(torch.import_torch(), begin)
 

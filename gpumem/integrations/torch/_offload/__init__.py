@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -27,21 +28,16 @@ class Offload(Storages):
         self._torch = torch
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._entered: list[Any] = []
-        self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
         graph: Any = import_module("torch.autograd.graph")
-        modules: Any = import_module("torch.nn.modules.module")
         hooks = graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
-        # They stay while the context is known: torch.compile compiles anew where there are others.
-        self._handles = self._handles or [
-            modules.register_module_forward_pre_hook(self._enter_module),
-            modules.register_module_forward_hook(self._leave_module, always_call=True),
-        ]
+        _follow_modules(self._torch)
         keywords = saved_keywords(self._torch)
         keywords.__enter__()
         self._entered.append((hooks, keywords))
+        _here.contexts.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -49,17 +45,9 @@ class Offload(Storages):
         keywords.__exit__(None, None, None)
         self._inside.paths.clear()
         hooks.__exit__(*exception)
+        _here.contexts.remove(self)
 
-    def _end(self) -> None:
-        """Remove the hooks of modules, which hold the context."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    # Hooks of modules are Python's, since torch.compile reads them.
-
-    def _enter_module(self, module: Any, args: object) -> None:
-        if self._torch.compiler.is_compiling() or not self._entered:
-            return
+    def _enter_module(self, module: Any) -> None:
         inside = self._inside
         if not inside.paths:
             self._begin_call()
@@ -71,15 +59,49 @@ class Offload(Storages):
         inside.paths.append(inside.names.get(id(module)) or type(module).__name__)
         self._fix(module)
 
-    def _leave_module(self, module: Any, args: object, output: object) -> None:
-        if not self._torch.compiler.is_compiling() and self._inside.paths:
+    def _leave_module(self) -> None:
+        if self._inside.paths:
             self._inside.paths.pop()
+
+
+class Here(threading.local):
+    """The contexts that a thread is in."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Offload] = []
+
+
+_here = Here()
+
+
+@functools.cache
+def _follow_modules(torch: ModuleType) -> None:
+    """Tell contexts from now on which modules their threads call.
+
+    The hooks stay, as torch.compile compiles anew where there are others, and are Python's, since
+    it reads them.
+    """
+    modules: Any = import_module("torch.nn.modules.module")
+
+    def enter(module: Any, args: object) -> None:
+        if not torch.compiler.is_compiling():
+            for each in _here.contexts:
+                each._enter_module(module)
+
+    def leave(module: Any, args: object, output: object) -> None:
+        if not torch.compiler.is_compiling():
+            for each in _here.contexts:
+                each._leave_module()
+
+    modules.register_module_forward_pre_hook(enter)
+    modules.register_module_forward_hook(leave, always_call=True)
 
 
 def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
     """Enter a context at the first call of a module with gradients on a GPU, for good.
 
-    It applies to the thread of that call.
+    It applies to the thread of that call. Each replica of a `DataParallel`, which runs in a thread
+    of its own, enters one of its GPU.
     """
     modules: Any = import_module("torch.nn.modules.module")
 
@@ -92,9 +114,28 @@ def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) 
         context = begin()
         if context is not None:
             context.__enter__()
-            context._enter_module(module, args)  # the call under way
+            context._enter_module(module)  # the call under way
+            _enter_in_replicas(torch, begin)
 
     handle = modules.register_module_forward_pre_hook(enter)
+
+
+def _enter_in_replicas(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
+    parallel: Any = import_module("torch.nn.parallel.data_parallel")
+    apply = parallel.parallel_apply
+
+    def within(replica: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            context = begin() if torch.is_grad_enabled() else None
+            with context or contextlib.nullcontext():
+                return replica(*args, **kwargs)
+
+        return call
+
+    def parallel_apply(replicas: list[Any], *args: Any, **kwargs: Any) -> Any:
+        return apply([within(each) for each in replicas], *args, **kwargs)
+
+    parallel.parallel_apply = parallel_apply
 
 
 _MAX_SECONDS = 1.0  # for which the end of the process waits
@@ -112,12 +153,11 @@ def _end_backward() -> None:
     `abort`. A pass holds the hooks that were set as it began, until it has released all.
     """
     held = []
-    for each in _offloads.values():
+    for each in list(_offloads.values()):
         while each._entered:
             held.append(weakref.ref(each._entered[-1][0].pack_hook))
             with contextlib.suppress(Exception):  # of hooks that another thread has set
                 each.__exit__()
-        each._end()
     end = time.monotonic() + _MAX_SECONDS
     while any(each() is not None for each in held) and time.monotonic() < end:
         time.sleep(0.001)
@@ -128,7 +168,7 @@ def _end_backward() -> None:
 def _relieve(device: int, nbytes: int) -> int:
     """Free memory of a device before a request of so many bytes is refused."""
     released, end = 0, time.monotonic() + _MAX_WAIT
-    for each in [each for each in _offloads.values() if each._mover.device.index == device]:
+    for each in [each for each in list(_offloads.values()) if each._mover.device.index == device]:
         # The lock may be that of the thread that asks, which waits for this one.
         wait = max(0, end - time.monotonic())
         if released < nbytes and each._lock.acquire(timeout=wait):
@@ -152,7 +192,7 @@ def context(torch: ModuleType, mover: Any, limit: int | None, free: int, min_byt
                 _hooks.set_reliever(_relieve)
             idle = [key for key, each in _offloads.items() if key[:2] == of and not each._entered]
             for key in idle[: 1 - _MAX_LIMITS]:
-                _offloads.pop(key)._end()
+                del _offloads[key]
             found = Offload(torch, mover, limit or free, min_bytes)
             _offloads[*of, limit, depth] = found
         found._planner.limit = limit or free

@@ -215,7 +215,8 @@ cdef class Storages:
 
     def _fix(self, module):
         """Note the parameters and buffers of a module, which stay."""
-        for tensors in (module._parameters, module._buffers):
+        copies = module.__dict__.get("_former_parameters", {})  # of a replica of DataParallel
+        for tensors in (module._parameters, module._buffers, copies):
             for each in tensors.values():
                 if each is None or self.is_wrapped(each):
                     continue
