@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -72,15 +71,17 @@ class Here(threading.local):
 
 
 _here = Here()
+_handles: list[Any] = []  # of the hooks of modules, once they are set
 
 
-@functools.cache
 def _follow_modules(torch: ModuleType) -> None:
     """Tell contexts from now on which modules their threads call.
 
     The hooks stay, as torch.compile compiles anew where there are others, and are Python's, since
     it reads them.
     """
+    if _handles:
+        return
     modules: Any = import_module("torch.nn.modules.module")
 
     def enter(module: Any, args: object) -> None:
@@ -93,8 +94,8 @@ def _follow_modules(torch: ModuleType) -> None:
             for each in _here.contexts:
                 each._leave_module()
 
-    modules.register_module_forward_pre_hook(enter)
-    modules.register_module_forward_hook(leave, always_call=True)
+    _handles.append(modules.register_module_forward_pre_hook(enter))
+    _handles.append(modules.register_module_forward_hook(leave, always_call=True))
 
 
 def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
