@@ -487,6 +487,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.hard_limit = BUDGET_UNLIMITED
     demand.by_budget = False
     demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
+    demand.anew = False
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -548,11 +549,13 @@ cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) 
 cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
                       uint32_t* index) noexcept nogil:
     # Idle pages may all be larger than what is missing. Then a place that is larger by some
-    # granules takes them; what the block leaves of it is free right after.
+    # granules takes them; what the block leaves of it is free right after. Pages in the place may
+    # leave gaps between them that are smaller: then it is built anew, where no page is.
     cdef int status = ARENA_OVER_LIMIT
     cdef int wider
-    for wider in range(MAX_PAGE_GRANULES):
-        demand.claim = demand.size + <uint64_t>wider * GRANULE
+    for wider in range(2 * MAX_PAGE_GRANULES):
+        demand.claim = demand.size + <uint64_t>(wider % MAX_PAGE_GRANULES) * GRANULE
+        demand.anew = wider >= MAX_PAGE_GRANULES
         status = build_claim(arena, space, demand, index)
         if (status != ARENA_OVER_LIMIT and status != ARENA_OVER_BUDGET) or not space.large:
             break

@@ -652,7 +652,7 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* d
 
 cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
     # Tries both ends of the gap, both ends of each free chunk in it, and the place after each view
-    # that work still uses.
+    # that work still uses; for a block that is built anew also after other views and free chunks.
     cdef uint32_t index = gap.first
     cdef const Chunk* chunk
     try_site(space, gap, gap.begin, demand, best)
@@ -665,6 +665,8 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
             if end_of(chunk) - gap.begin >= demand.claim:
                 try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
         else:
+            if demand.anew:
+                try_site(space, gap, chunk.address, demand, best)
             try_after_views(space, gap, chunk, demand, best)
         index = chunk.next
 
@@ -687,7 +689,7 @@ cdef void try_after_views(Space* space, const Gap* gap, const Chunk* hole, const
             quiet = mapped == NIL
             while g < last and space.page_at[g] == mapped:
                 g += 1
-        if not quiet and address_of(space, g) + demand.claim <= gap.end:
+        if (demand.anew or not quiet) and address_of(space, g) + demand.claim <= gap.end:
             try_site(space, gap, address_of(space, g), demand, best)
 
 
@@ -716,6 +718,8 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
         if end_of(chunk) >= end:
             break
         index = chunk.next
+    if demand.anew and missing < granule_from(space, end) - granule_of(space, begin):
+        return                      # a page lies there, or would by a swap
     # Of places that miss equally many granules the lowest, so that the space stays dense.
     if missing < best.missing or (missing == best.missing and begin < best.begin):
         best.anchor = anchor_below(space, gap.first)
