@@ -10,7 +10,6 @@ import subprocess
 
 import pytest
 from gpu.test_torch_features_on_gpu import SETTINGS, command
-from helpers.child import python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -53,31 +52,3 @@ def running(request):
 def test_offloaded_program_has_the_same_bits(running, allocator, name):
     found = running(allocator, name)
     assert not found, found
-
-
-SCRIPT = """
-import torch
-layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(16)]
-torch.manual_seed(0)
-net = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda())
-x = torch.linspace(-1, 1, 16384 * 1024).view(16384, 1024).cuda()
-for _ in range(3):
-    net.zero_grad()
-    net(x).square().mean().backward()
-print([each.grad.double().abs().sum().item().hex() for each in net.parameters()])
-"""
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: PyTorch finds fewer")
-def test_run_of_a_script_moves_what_the_threads_of_data_parallel_save(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    run = "-m", "gpumem", "run"
-    expected = python(*run, script)
-    found = python(*run, "--max-mem", "500MiB", "--offload", script)
-    said = sorted(each for each in found.stderr.splitlines() if "moved" in each)
-    begins = [f"gpumem: offload on cuda:{i}: " for i in range(2)]
-    assert [each[: len(begins[0])] for each in said] == begins
-    assert found.stdout == expected.stdout
-    # Without `--offload` the limit is too low.
-    assert python(*run, "--max-mem", "500MiB", script, status=1).stdout == ""

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.child import python
 from helpers.libraries import LIBRARIES
 
 import gpumem
@@ -203,3 +204,31 @@ def test_sessions_on_two_gpus_use_their_own_memory():
                 assert session.device_for_outputs() == [gpumem.Device(device)]
                 assert (fetch(y) == values).all()
                 del y
+
+
+DATA_PARALLEL = """
+import torch
+layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(16)]
+torch.manual_seed(0)
+net = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda())
+x = torch.linspace(-1, 1, 16384 * 1024).view(16384, 1024).cuda()
+for _ in range(3):
+    net.zero_grad()
+    net(x).square().mean().backward()
+print([each.grad.double().abs().sum().item().hex() for each in net.parameters()])
+"""
+
+
+def test_run_of_a_script_moves_what_the_threads_of_data_parallel_save(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script = tmp_path / "train.py"
+    script.write_text(DATA_PARALLEL)
+    run = "-m", "gpumem", "run"
+    expected = python(*run, script)
+    found = python(*run, "--max-mem", "700MiB", "--offload", script)
+    said = sorted(each for each in found.stderr.splitlines() if "moved" in each)
+    begins = [f"gpumem: offload on cuda:{i}: " for i in range(2)]
+    assert [each[: len(begins[0])] for each in said] == begins
+    assert found.stdout == expected.stdout
+    # Without `--offload` the limit is too low.
+    assert python(*run, "--max-mem", "700MiB", script, status=1).stdout == ""
