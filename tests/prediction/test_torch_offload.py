@@ -862,7 +862,7 @@ def test_run_of_a_script_moves_what_the_threads_of_data_parallel_save(tmp_path):
         "layers = [torch.nn.Linear(1024, 1024) for _ in range(16)]\n"
         "net = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda())\n"
         "for _ in range(4):\n"
-        "    net(torch.ones(16384, 1024, device='cuda')).sum().backward()\n"
+        "    net(torch.ones(16384, 1024, device='cuda')).square().sum().backward()\n"
         "    net.zero_grad()\n"
         "import atexit, os\n"
         "atexit._run_exitfuncs()\n"
@@ -872,6 +872,6 @@ def test_run_of_a_script_moves_what_the_threads_of_data_parallel_save(tmp_path):
     done = run_program(sys.executable, *command, env=environment(tmp_path, 2))
     said = [each for each in done.stderr.splitlines() if "offload" in each]
     begins = [f"gpumem: offload on cuda:{i}: " for i in range(2)]
-    # One line for each GPU: every step finds the context of the one before.
+    # One line for each GPU, of the threads of all steps.
     assert len(said) == 2
     assert all(each.startswith(begin) for each, begin in zip(sorted(said), begins, strict=True))

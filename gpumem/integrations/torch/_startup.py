@@ -128,10 +128,10 @@ def _keep_figures_within(node: str) -> None:
 def _offload_later(limit: int | str) -> None:
     """Let saved tensors move from the first training call of a module on a GPU on.
 
-    The program may choose its GPU before, or fork. Reports are printed as the process ends: of each
-    context that moved anything.
+    The program may choose its GPU before, or fork. The report of each GPU is printed as the process
+    ends.
     """
-    contexts: dict[torch.Offload, str] = {}
+    contexts: list[torch.Offload] = []
 
     def begin() -> torch.Offload | None:
         try:
@@ -141,14 +141,17 @@ def _offload_later(limit: int | str) -> None:
             return None
         if not contexts:
             atexit.register(tell)
-        contexts[made] = f"offload on {made._mover.device}"
+        if made not in contexts:
+            contexts.append(made)
         return made
 
     def tell() -> None:
-        reports = [(name, each.report()) for each, name in contexts.items()]
-        moved = [each for each in reports if each[1].moved] or reports[:1]
-        for name, report in moved:
-            _report(f"{name if len(moved) > 1 else 'offload'}: {report}")
+        totals: dict[str, torch.OffloadReport] = {}
+        for each in contexts:
+            total = totals.setdefault(f"offload on {each._mover.device}", torch.OffloadReport())
+            total._add(each.report())
+        for name, total in totals.items():
+            _report(f"{name if len(totals) > 1 else 'offload'}: {total}")
 
     begin_at_first_call(torch.import_torch(), begin)
 

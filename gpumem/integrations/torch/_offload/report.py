@@ -51,6 +51,11 @@ class OffloadReport(Moves):
     skipped: dict[str, int] = field(default_factory=dict)
     modules: dict[str, Moves] = field(default_factory=dict)
 
+    def _add(self, other: OffloadReport) -> None:
+        """Add the bytes of all modules and the time of another report of the same GPU."""
+        for name in ("moved", "brought", "hidden", "waited", "refused", "wait_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def __str__(self) -> str:
         moved, brought, hidden = map(format_size, (self.moved, self.brought, self.hidden))
         stayed = ""
