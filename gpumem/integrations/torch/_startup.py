@@ -149,7 +149,9 @@ def _offload_later(limit: int | str) -> None:
         totals: dict[str, torch.OffloadReport] = {}
         for each in contexts:
             total = totals.setdefault(f"offload on {each._mover.device}", torch.OffloadReport())
-            total._add(each.report())
+            report = each.report()
+            total._add(report)
+            total.wait_seconds += report.wait_seconds
         for name, total in totals.items():
             _report(f"{name if len(totals) > 1 else 'offload'}: {total}")
 

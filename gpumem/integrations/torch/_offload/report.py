@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from gpumem._support.sizes import format_size
 
@@ -29,6 +29,10 @@ class Moves:
     waited: int = 0
     refused: int = 0
 
+    def _add(self, other: Moves) -> None:
+        for each in fields(Moves):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
 
 @dataclass
 class OffloadReport(Moves):
@@ -50,11 +54,6 @@ class OffloadReport(Moves):
     wait_seconds: float = 0.0
     skipped: dict[str, int] = field(default_factory=dict)
     modules: dict[str, Moves] = field(default_factory=dict)
-
-    def _add(self, other: OffloadReport) -> None:
-        """Add the bytes of all modules and the time of another report of the same GPU."""
-        for name in ("moved", "brought", "hidden", "waited", "refused", "wait_seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def __str__(self) -> str:
         moved, brought, hidden = map(format_size, (self.moved, self.brought, self.hidden))

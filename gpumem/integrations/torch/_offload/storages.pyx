@@ -176,9 +176,10 @@ cdef class Storages:
         """Return the bytes that have moved, by module; waits for the copies under way."""
         with self._lock:
             self.tell_waits(0)
-            for name in ("moved", "brought", "hidden", "waited", "refused"):
-                total = sum([getattr(each, name) for each in self.told.modules.values()])
-                setattr(self.told, name, total)
+            total = Moves()
+            for each in self.told.modules.values():
+                total._add(each)
+            vars(self.told).update(vars(total))
             return self.told
 
     cdef void tell_waits(self, Py_ssize_t kept):
