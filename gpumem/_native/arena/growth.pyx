@@ -487,7 +487,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.hard_limit = BUDGET_UNLIMITED
     demand.by_budget = False
     demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
-    demand.anew = False
+    demand.gapped = demand.anew = False
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -556,6 +556,8 @@ cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
     for wider in range(2 * MAX_PAGE_GRANULES):
         demand.claim = demand.size + <uint64_t>(wider % MAX_PAGE_GRANULES) * GRANULE
         demand.anew = wider >= MAX_PAGE_GRANULES
+        if demand.anew and not demand.gapped:
+            break
         status = build_claim(arena, space, demand, index)
         if (status != ARENA_OVER_LIMIT and status != ARENA_OVER_BUDGET) or not space.large:
             break
@@ -690,6 +692,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
         result = space_plan(space, demand, plan)
         set_cross_stream_search(arena, demand.stream_slot, False)
     if result == PLAN_OK and plan.over_limit:
+        demand.gapped = True
         space_undo(space, plan)
         result = PLAN_NO_MEMORY
     lock_release(&arena.lock)

@@ -179,6 +179,7 @@ cdef struct Demand:
     uint64_t hard_limit         # bytes never passed
     bint by_budget              # the hard limit is a budget's, not max_mem
     bint unfinished             # may use memory of other streams, after a wait on the device
+    bint gapped                 # a plan had gaps that every idle page was too large for
     bint anew                   # its place has no page before; see build_within
 
 cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
