@@ -377,6 +377,22 @@ def test_hooks_of_modules_stay_where_a_context_is_entered_again(offload):
         assert hooks == ([*modules._global_forward_pre_hooks], [*modules._global_forward_hooks])
 
 
+def test_context_that_begins_with_a_call_is_told_of_it_once(offload, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(_offload, "_enter_in_replicas", lambda *given: None)
+    while _offload._handles:  # as a process begins
+        _offload._handles.pop().remove()
+    _offload.begin_at_first_call(torch, lambda: offload)
+    with Offload(torch, CpuMover(), 1, 1):  # of the program itself
+        pass
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+    model(torch.ones(4, 8)).sum().backward()
+    paths = [*offload._inside.paths]
+    offload.__exit__()
+    assert list(offload.report().modules) == ["0", "1"]
+    assert paths == []  # those of modules that are being called
+
+
 def test_copies_that_were_awaited_do_not_pile_up_without_a_report(offload):
     x = torch.ones(64, requires_grad=True)
     for _ in range(600):

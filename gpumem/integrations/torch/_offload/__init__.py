@@ -115,10 +115,10 @@ def begin_at_first_call(torch: ModuleType, begin: Callable[[], Offload | None]) 
         context = begin()
         if context is not None:
             context.__enter__()
-            context._enter_module(module)  # the call under way
             _enter_in_replicas(torch, begin)
 
     handle = modules.register_module_forward_pre_hook(enter)
+    _follow_modules(torch)  # after it, so that the context is told of the call that begins it
 
 
 def _enter_in_replicas(torch: ModuleType, begin: Callable[[], Offload | None]) -> None:
